@@ -1,0 +1,250 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""The two protocols that every backend implements: training and inference.
+
+`TrainBackend` is one object a rank; its calls are collective and blocking. `EngineClient` talks to one engine (or
+to the router in front of several) in SGLang's wire format; `EngineSpec` says how to start one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from relax.data.columns import TrainSequence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# --------------------------------------------------------------------------- training
+
+
+class Term(NamedTuple):
+    """One additive loss term of a part: a differentiable sum, and what it was summed over."""
+
+    total: Tensor  # scalar, not divided by anything
+    count: float  # tokens (or samples) behind the sum, for the log's mean
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Response tokens of one micro-batch, flat: `T` tokens of `N` sequences, prompt tokens removed.
+
+    `columns` holds every column of the sequences by name, float32 `[T]`; `log_probs` carries the gradient.
+    """
+
+    log_probs: Tensor  # [T] float32, nats, of the distribution really sampled from
+    entropy: Tensor | None  # [T] float32, nats, only when the loss needs it
+    mask: Tensor  # [T] float32, 1 where the token is sampled and trained
+    sequence: Tensor  # [T] int64, place of the token's sequence in the micro-batch
+    num_sequences: int
+    columns: Mapping[str, Tensor]  # each [T] float32, no gradient
+    values: Tensor | None = None  # [T] float32, a critic's head
+
+
+class LossFunction(Protocol):
+    """A loss never sees logits. It declares what it needs and returns additive terms.
+
+    The total of the terms named in `objective` is what is differentiated; the others are metrics.
+    """
+
+    needs: frozenset[str]  # of {"log_probs", "entropy", "values"}
+    objective: tuple[str, ...]
+
+    def __call__(self, batch: TokenBatch) -> dict[str, Term]: ...
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a train backend loads: an HF folder and how to compute with it."""
+
+    hf_path: Path
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    temperature: float = 1.0  # of the log-probs, equal to the sampling temperature
+    suppressed_ids: tuple[int, ...] = ()  # never sampled, masked in log-probs alike
+    gradient_checkpointing: bool = False
+    logprob_chunk: int = 1024  # rows of logits that exist at a time
+    trainable: bool = True  # False: forward only (reference, actor_fwd)
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """AdamW with warm-up and decay. A step is an optimizer step."""
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_grad: float = 1.0
+    warmup_steps: int = 0
+    decay_style: Literal["constant", "linear", "cosine"] = "constant"
+    decay_steps: int | None = None  # steps to reach min_lr, warm-up included
+    min_lr: float = 0.0
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    rank: int
+    world_size: int
+    dp_rank: int
+    dp_size: int
+    device: str
+    exact: bool  # bit-equal to the native engine on this machine
+    exact_reason: str
+    num_parameters: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """Sequences of one optimizer step (or a streamed piece of it) on one rank, cut into micro-batches.
+
+    Every rank has the same number of micro-batches; a rank with fewer sequences has empty ones.
+    """
+
+    micro_batches: tuple[tuple[TrainSequence, ...], ...]
+
+
+@dataclass
+class StepStats:
+    """What `backward` and `step` measured, summed over all ranks."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
+    grad_norm: float | None = None  # after division by the divisor, before the clip
+    lr: float | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def means(self) -> dict[str, float]:
+        return {name: self.sums[name] / self.counts[name] for name in self.sums if self.counts.get(name)}
+
+
+class TrainBackend(Protocol):
+    """One rank of training. Calls are collective (every rank makes the same calls) and blocking."""
+
+    def open(self, model: ModelSpec, optimizer: OptimizerSpec | None) -> RankInfo: ...
+
+    def score(self, part: Part, needs: frozenset[str], tag: str = "actor") -> dict[tuple[int, int], dict[str, np.ndarray]]:
+        """Forward only: {(group, index): {"log_probs": float32 [R], "entropy": ...}} under the weights `tag`."""
+        ...
+
+    def backward(self, part: Part, loss: LossFunction) -> StepStats:
+        """Accumulate gradients of sum(objective terms), undivided. May be called several times before `step`."""
+        ...
+
+    def step(self, divisor: float) -> StepStats:
+        """Sum gradients over ranks, divide by `divisor` once, clip, update, zero. Raises `Divergence` on NaN."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(HF name, full tensor) of every parameter and persistent buffer, tied tensors once. Collective."""
+        ...
+
+    def keep(self, tag: str) -> None:
+        """Remember the current weights under `tag` (ref, old, teacher)."""
+        ...
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def save(self, folder: Path) -> None: ...
+
+    def load(self, folder: Path, *, optimizer: bool = True) -> None: ...
+
+    def export_hf(self, folder: Path) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# --------------------------------------------------------------------------- inference
+
+PauseMode = Literal["retract", "in_place", "abort"]
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """One inference engine, whatever its backend."""
+
+    model_path: Path
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    tensor_parallel: int = 1
+    max_running_requests: int = 256
+    max_total_tokens: int = 65536  # rows of the KV pool
+    context_length: int | None = None
+    seed: int = 0
+    suppressed_ids: tuple[int, ...] = ()
+    extra_args: tuple[str, ...] = ()  # `--sglang-*` flags without their prefix, for the SGLang backend
+    log_path: Path | None = None
+
+
+@dataclass(frozen=True)
+class EngineCommand:
+    """How to start an engine process."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]  # additions to the environment
+    ready_path: str = "/health"
+
+
+class EngineSpec(Protocol):
+    name: str
+
+    def command(self, config: EngineConfig, *, host: str, port: int, gpus: Sequence[int], node_rank: int) -> EngineCommand: ...
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """Capabilities of an engine, asked, never assumed."""
+
+    backend: str
+    url: str
+    weight_version: str
+    seeds: bool  # honours sampling_params.sampling_seed
+    version_spans: bool  # reports meta_info.weight_versions
+    exact: bool
+    exact_reason: str
+    logprob_kind: str  # "processed": of the distribution really sampled from; "raw" otherwise
+    max_running_requests: int
+    raw: Mapping[str, Any] = field(default_factory=dict)
+
+
+class EngineClient(Protocol):
+    """One engine (or the router) over HTTP or in process. Payloads and answers are SGLang's JSON objects."""
+
+    url: str
+
+    async def info(self) -> EngineInfo: ...
+
+    async def generate(self, payload: Mapping[str, Any]) -> dict[str, Any]: ...
+
+    async def abort(self, rid: str | None = None) -> None:
+        """Abort one request, or all of them."""
+        ...
+
+    async def pause(self, mode: PauseMode) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def flush(self) -> None: ...
+
+    async def weights_begin(self) -> None: ...
+
+    async def weights_from_disk(self, folder: Path, version: int) -> None: ...
+
+    async def weights_end(self, version: int) -> None: ...
+
+    async def sleep(self, tags: Iterable[str] = ("weights", "kv_cache")) -> None: ...
+
+    async def wake(self, tags: Iterable[str] = ("weights", "kv_cache")) -> None: ...
+
+    async def post(self, path: str, payload: Mapping[str, Any] | None = None) -> Any:
+        """Any other route of the engine."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+PostFunction = Callable[[str, Mapping[str, Any]], Any]

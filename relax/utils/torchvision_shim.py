@@ -1,0 +1,29 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""Let PyPI's torchvision be imported beside a CPU-only torch.
+
+PyPI's torchvision is a CUDA build whose C++ ops cannot load next to the CPU wheel of torch, and its import then fails
+because the op schemas that its fake kernels register for do not exist; with it fails every transformers
+processor. Declaring the two schemas is enough: the processors use only its pure-Python transforms.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+_library = None  # keeps the declared schemas alive
+
+
+def ensure_torchvision() -> None:
+    """Declare torchvision's two op schemas on a CPU-only torch. Call before anything imports torchvision. Idempotent."""
+    global _library
+    if _library is not None or "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is None:
+        return
+    import torch
+
+    # A CUDA build of torch loads torchvision's real ops, and declaring them twice would fail.
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        return
+    _library = torch.library.Library("torchvision", "DEF")
+    _library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
