@@ -10,51 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from relax.algorithms.loss import LossFunction as LossFunction
+from relax.algorithms.loss import Term as Term
+from relax.algorithms.loss import TokenBatch as TokenBatch
 from relax.data.columns import TrainSequence
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 # --------------------------------------------------------------------------- training
-
-
-class Term(NamedTuple):
-    """One additive loss term of a part: a differentiable sum, and what it was summed over."""
-
-    total: Tensor  # scalar, not divided by anything
-    count: float  # tokens (or samples) behind the sum, for the log's mean
-
-
-@dataclass(frozen=True)
-class TokenBatch:
-    """Response tokens of one micro-batch, flat: `T` tokens of `N` sequences, prompt tokens removed.
-
-    `columns` holds every column of the sequences by name, float32 `[T]`; `log_probs` carries the gradient.
-    """
-
-    log_probs: Tensor  # [T] float32, nats, of the distribution really sampled from
-    entropy: Tensor | None  # [T] float32, nats, only when the loss needs it
-    mask: Tensor  # [T] float32, 1 where the token is sampled and trained
-    sequence: Tensor  # [T] int64, place of the token's sequence in the micro-batch
-    num_sequences: int
-    columns: Mapping[str, Tensor]  # each [T] float32, no gradient
-    values: Tensor | None = None  # [T] float32, a critic's head
-
-
-class LossFunction(Protocol):
-    """A loss never sees logits. It declares what it needs and returns additive terms.
-
-    The total of the terms named in `objective` is what is differentiated; the others are metrics.
-    """
-
-    needs: frozenset[str]  # of {"log_probs", "entropy", "values"}
-    objective: tuple[str, ...]
-
-    def __call__(self, batch: TokenBatch) -> dict[str, Term]: ...
 
 
 @dataclass(frozen=True)
