@@ -30,6 +30,10 @@ class UnknownTable(RelaxError):
     """A table was asked for that no registered producer writes."""
 
 
+class PartitionDropped(RelaxError):
+    """A late write or read of a partition that has been dropped."""
+
+
 @dataclass(frozen=True)
 class Block:
     """One row: named flat arrays of one group, with a digest of their bytes.
@@ -46,15 +50,39 @@ class Block:
         return hashlib.blake2b(encode_block(self), digest_size=16).hexdigest()
 
 
+_SAFETENSORS_DTYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "|i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "|u1",
+    "BOOL": "|b1",
+}
+_DTYPE_NAMES = {text: name for name, text in _SAFETENSORS_DTYPES.items()}
+
+
 def encode_block(block: Block) -> bytes:
-    """Serialise: 8-byte little-endian header length, JSON header, raw C-order bytes; columns sorted by name."""
-    header, parts, offset = [], [], 0
+    """Serialise as one safetensors file (columns sorted by name, the uid in `__metadata__`), so that any tool reads it."""
+    header: dict[str, object] = {"__metadata__": {"uid": str(block.uid)}}
+    parts, offset = [], 0
     for name in sorted(block.columns):
-        array = np.ascontiguousarray(block.columns[name])
-        header.append([name, array.dtype.str, list(np.shape(block.columns[name])), offset])
-        parts.append(array.tobytes())
-        offset += array.nbytes
-    head = json.dumps({"uid": block.uid, "columns": header}, separators=(",", ":")).encode()
+        array = np.asarray(block.columns[name])
+        raw = array.tobytes()
+        header[name] = {
+            "dtype": _DTYPE_NAMES[array.dtype.newbyteorder("<").str],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + len(raw)],
+        }
+        parts.append(raw)
+        offset += len(raw)
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)  # the format keeps data 8-byte aligned
     return b"".join([struct.pack("<Q", len(head)), head, *parts])
 
 
@@ -62,13 +90,15 @@ def decode_block(data: bytes | memoryview) -> Block:
     """Inverse of `encode_block`; arrays are read-only views into `data`."""
     view = memoryview(data).toreadonly()
     (size,) = struct.unpack_from("<Q", view, 0)
-    head = json.loads(bytes(view[8 : 8 + size]))
-    base, columns = 8 + size, {}
-    for name, dtype, shape, offset in head["columns"]:
-        kind = np.dtype(dtype)
-        count = int(np.prod(shape, dtype=np.int64))
-        columns[name] = np.frombuffer(view, kind, count, base + offset).reshape(shape)
-    return Block(head["uid"], columns)
+    header = json.loads(bytes(view[8 : 8 + size]))
+    uid = int(header.pop("__metadata__")["uid"])
+    columns = {}
+    for name, entry in header.items():
+        start, end = entry["data_offsets"]
+        dtype = np.dtype(_SAFETENSORS_DTYPES[entry["dtype"]])
+        flat = np.frombuffer(view, dtype, (end - start) // dtype.itemsize, 8 + size + start)
+        columns[name] = flat.reshape(entry["shape"])
+    return Block(uid, columns)
 
 
 class Bus(Protocol):

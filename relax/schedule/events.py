@@ -1,0 +1,210 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""Events of the journal. Decisions change the life cycle; observations only describe it.
+
+Order is the journal's sequence number. Wall time appears in observations alone, so two runs that decide alike have equal
+decisions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Event:
+    kind: ClassVar[str] = ""
+    decision: ClassVar[bool] = True
+    durable: ClassVar[bool] = False  # synced to disk before it takes effect
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class RunStarted(Event):
+    kind = "run_started"
+    run_id: str
+    mode: str
+    rollout_batch_size: int
+    max_staleness: int
+    num_rollouts: int
+
+
+@dataclass(frozen=True)
+class Resumed(Event):
+    """The run continues after checkpoint `rollout_id`: later decisions of the old incarnation don't count."""
+
+    kind = "resumed"
+    rollout_id: int
+    next_group: int
+
+
+@dataclass(frozen=True)
+class EngineJoined(Event):
+    kind = "engine_joined"
+    engine: str
+    version: int
+
+
+@dataclass(frozen=True)
+class EngineLeft(Event):
+    kind = "engine_left"
+    engine: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Admitted(Event):
+    """A group may be generated. `version` is the oldest version that a serving engine holds."""
+
+    kind = "admitted"
+    group: int
+    epoch: int
+    row: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Accepted(Event):
+    """A finished group passed its filters. `oldest` is the smallest weight version of its sampled tokens."""
+
+    kind = "accepted"
+    group: int
+    oldest: int
+    newest: int
+
+
+@dataclass(frozen=True)
+class Dropped(Event):
+    kind = "dropped"
+    group: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Bound(Event):
+    """Which groups make a rollout. May come in pieces; `last` closes the rollout."""
+
+    kind = "bound"
+    durable = True
+    rollout_id: int
+    groups: tuple[int, ...]
+    last: bool
+
+
+@dataclass(frozen=True)
+class Taken(Event):
+    kind = "taken"
+    rollout_id: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class Stepped(Event):
+    """All optimizer steps of a rollout are done. `digest` chains the digests of all trained groups."""
+
+    kind = "stepped"
+    rollout_id: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Published(Event):
+    kind = "published"
+    durable = True
+    version: int
+
+
+@dataclass(frozen=True)
+class Installed(Event):
+    kind = "installed"
+    engine: str
+    version: int
+
+
+@dataclass(frozen=True)
+class Checkpointed(Event):
+    """A checkpoint that contains rollouts 0 .. rollout_id is whole on disk."""
+
+    kind = "checkpoint"
+    durable = True
+    rollout_id: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Ended(Event):
+    kind = "ended"
+    durable = True
+    reason: str
+
+
+@dataclass(frozen=True)
+class Completed(Event):
+    """A group is whole in the trace: where, and the digest of its block."""
+
+    kind = "completed"
+    decision = False
+    group: int
+    file: str
+    offset: int
+    length: int
+    digest: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Rewarded(Event):
+    kind = "rewarded"
+    decision = False
+    group: int
+    rewards: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Timing(Event):
+    """How long something took, in seconds, by the writer's monotonic clock."""
+
+    kind = "timing"
+    decision = False
+    what: str
+    rollout_id: int
+    start: float
+    seconds: float
+
+
+EVENTS: dict[str, type[Event]] = {
+    cls.kind: cls
+    for cls in (
+        RunStarted,
+        Resumed,
+        EngineJoined,
+        EngineLeft,
+        Admitted,
+        Accepted,
+        Dropped,
+        Bound,
+        Taken,
+        Stepped,
+        Published,
+        Installed,
+        Checkpointed,
+        Ended,
+        Completed,
+        Rewarded,
+        Timing,
+    )
+}
+
+
+def from_json(data: dict[str, Any]) -> Event | None:
+    """The event of a journal line, or None for a kind that this version doesn't know (the line is kept as it is)."""
+    cls = EVENTS.get(data["kind"])
+    if cls is None:
+        return None
+    known = {f.name for f in fields(cls)}
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known}
+    return cls(**values)
