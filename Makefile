@@ -1,0 +1,57 @@
+# Set-up, demo, tests and checks. Everything works on a fresh clone with Python >= 3.11, pip and make.
+PYTHON ?= python3
+PIP_ARGS ?=
+ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS)
+# One thread a process: a run has several processes, and exact mode needs it.
+ONE_THREAD := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false RAY_USAGE_STATS_ENABLED=0
+
+.PHONY: help venv dev demo test check format docs clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Relax needs Python >= 3.11; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
+	@$(PYTHON) -m venv .venv
+
+# torch comes first so that nothing else chooses its version; torchvision last, without dependencies.
+.venv/.installed: requirements/cpu.txt requirements/torchvision.txt | .venv/bin/python
+	@echo "installing the pinned requirements into .venv (about a minute the first time)"
+	@$(PIP) $$(grep -E '^(torch|numpy)==' requirements/cpu.txt)
+	@$(PIP) -r requirements/cpu.txt
+	@$(PIP) --no-deps -r requirements/torchvision.txt
+	@$(PIP) --no-deps --no-build-isolation -e . 2>/dev/null || $(PIP) --no-deps -e .
+	@touch $@
+
+.venv/.installed-dev: requirements/dev.txt .venv/.installed
+	@$(PIP) -r requirements/dev.txt
+	@touch $@
+
+venv: .venv/.installed ## create .venv with the pinned requirements
+dev: .venv/.installed-dev ## the same with the tools of `make check`
+
+demo: venv ## train a tiny omni model on real handwritten digits; ARGS="--modality audio --colocate --seed 1"
+	@$(ONE_THREAD) $(BIN)/python -m examples.quickstart.demo $(ARGS)
+
+test: venv ## all tests that this machine can run; the others are skipped with a reason
+	@$(ONE_THREAD) $(BIN)/python -m pytest $(ARGS)
+
+check: dev ## format, lint, types, unit tests
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/pyright
+	@$(ONE_THREAD) $(BIN)/python -m pytest tests/unit $(ARGS)
+
+format: dev ## rewrite the sources in the house format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+docs: venv ## regenerate the reference pages
+	@$(BIN)/python scripts/tools/make_docs.py
+
+clean: ## remove run folders and caches, keep .venv
+	@rm -rf runs .demo .bench build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,322 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""Metrics: one table of names, a recorder that adds up exactly, and sinks that never hold training up.
+
+A name outside the table is an error; a metric that was not measured is absent, never zero. Means travel as
+(sum, count) and are divided once, when a step is flushed. `docs/metrics.md` is generated from the table.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+from relax.utils.errors import ConfigError, InternalError
+from relax.utils.jsonl import JsonlWriter
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["mean", "gauge", "max", "count"]
+
+
+class MetricSpec(NamedTuple):
+    """A declared metric. `{...}` in the name stands for one path segment."""
+
+    name: str
+    kind: Kind  # how values of one step combine
+    unit: str
+    meaning: str
+
+
+TABLE: tuple[MetricSpec, ...] = (
+    # what the rollout produced; a step is the rollout that the trainer just finished
+    MetricSpec("rollout/reward/mean", "mean", "reward", "reward of the trained samples, after shaping"),
+    MetricSpec("rollout/raw_reward/mean", "mean", "reward", "reward as the reward function gave it"),
+    MetricSpec("rollout/raw_reward/std", "gauge", "reward", "standard deviation of the raw rewards in the step"),
+    MetricSpec("rollout/reward_parts/{part}/mean", "mean", "reward", "one entry of a dict reward"),
+    MetricSpec("rollout/{dataset}/reward/mean", "mean", "reward", "reward by data set of a mixture"),
+    MetricSpec("rollout/advantage_abs/mean", "mean", "reward", "size of the advantages"),
+    MetricSpec("rollout/zero_std_groups_fraction", "mean", "1", "groups whose samples all got the same reward"),
+    MetricSpec("rollout/response_tokens/mean", "mean", "tokens", "response length, observations included"),
+    MetricSpec("rollout/response_tokens/max", "max", "tokens", "longest response"),
+    MetricSpec("rollout/sampled_tokens", "count", "tokens", "tokens that the policy sampled, dropped ones included"),
+    MetricSpec("rollout/prompt_tokens/mean", "mean", "tokens", "prompt length, media expanded"),
+    MetricSpec("rollout/truncated_fraction", "mean", "1", "samples cut by a length limit"),
+    MetricSpec("rollout/aborted_samples", "count", "samples", "samples interrupted and generated again"),
+    MetricSpec("rollout/failed_samples", "count", "samples", "samples whose generate or reward function failed"),
+    MetricSpec("rollout/dropped_groups", "count", "groups", "groups that never reach training, whatever the reason"),
+    MetricSpec("rollout/dropped_groups/{reason}", "count", "groups", "the same by reason: stale, filter, failed"),
+    MetricSpec("rollout/trained_groups", "count", "groups", "groups that this step trains on"),
+    MetricSpec("rollout/turns/mean", "mean", "turns", "engine requests a sample"),
+    MetricSpec("rollout/staleness_steps/mean", "mean", "steps", "age of sampled tokens: rollout id - weight version"),
+    MetricSpec("rollout/staleness_steps/max", "max", "steps", "oldest sampled token of the step"),
+    MetricSpec("rollout/stale_tokens", "count", "tokens", "tokens found older than --max-staleness when taken"),
+    MetricSpec("rollout/log_probs/mean", "mean", "nats", "engine's log-prob of sampled tokens"),
+    # what the optimizer did
+    MetricSpec("train/loss", "mean", "1", "the loss that is differentiated"),
+    MetricSpec("train/policy_loss", "mean", "1", "policy-gradient term"),
+    MetricSpec("train/kl_loss", "mean", "nats", "KL term before its coefficient"),
+    MetricSpec("train/entropy", "mean", "nats", "entropy of the policy over trained tokens"),
+    MetricSpec("train/value_loss", "mean", "1", "critic's loss"),
+    MetricSpec("train/sft_loss", "mean", "nats", "cross-entropy of supervised tokens"),
+    MetricSpec("train/accuracy", "mean", "1", "supervised tokens whose most likely id is right"),
+    MetricSpec("train/clip_fraction", "mean", "1", "trained tokens whose gradient the clip cut"),
+    MetricSpec("train/ratio/mean", "mean", "1", "current / old probability of trained tokens"),
+    MetricSpec("train/ratio/max", "max", "1", "largest ratio"),
+    MetricSpec("train/approx_kl", "mean", "nats", "KL(old || current) by (ratio - 1) - log ratio"),
+    MetricSpec("train/ref_kl", "mean", "nats", "KL(current || reference)"),
+    MetricSpec("train/tis_weight/mean", "mean", "1", "truncated importance weight"),
+    MetricSpec("train/tis_clip_fraction", "mean", "1", "importance weights that were truncated"),
+    MetricSpec("train/effective_sample_fraction", "gauge", "1", "(sum w)^2 / (n sum w^2) of the importance weights"),
+    MetricSpec("train/engine_log_prob_diff/mean", "mean", "nats", "|engine - trainer| log-prob, same weights"),
+    MetricSpec("train/engine_log_prob_diff/max", "max", "nats", "largest such difference"),
+    MetricSpec("train/grad_norm", "gauge", "1", "gradient norm after the divisor, before the clip"),
+    MetricSpec("train/lr", "gauge", "1", "learning rate of the step"),
+    MetricSpec("train/optimizer_steps", "gauge", "steps", "optimizer steps so far"),
+    MetricSpec("train/weight_version", "gauge", "rollouts", "rollouts whose training the weights contain"),
+    MetricSpec("train/trained_tokens", "count", "tokens", "tokens with a loss weight"),
+    MetricSpec("train/custom/{term}", "mean", "1", "a term that a user's own loss returns"),
+    # held-out data
+    MetricSpec("eval/{dataset}/reward/mean", "mean", "reward", "reward on an evaluation set"),
+    MetricSpec("eval/{dataset}/pass@{k}", "mean", "1", "at least one of k samples is right (unbiased estimate)"),
+    MetricSpec("eval/{dataset}/truncated_fraction", "mean", "1", "evaluation samples cut by a length limit"),
+    MetricSpec("eval/{dataset}/response_tokens/mean", "mean", "tokens", "response length on an evaluation set"),
+    MetricSpec("eval/weight_version", "gauge", "rollouts", "version that was evaluated"),
+    # where the time went
+    MetricSpec("perf/step_s", "gauge", "s", "wall time from one optimizer step's end to the next one's"),
+    MetricSpec("perf/sampled_tokens_per_s", "gauge", "tokens/s", "sampled tokens / step_s, dropped ones included"),
+    MetricSpec("perf/trained_tokens_per_s", "gauge", "tokens/s", "trained tokens / step_s"),
+    MetricSpec("perf/wait_s/{role}", "gauge", "s", "time in which the role had nothing to do"),
+    MetricSpec("perf/busy_s/{role}", "gauge", "s", "time in which the role worked"),
+    MetricSpec("perf/generate_s/mean", "mean", "s", "one sample's generation"),
+    MetricSpec("perf/generate_s/max", "max", "s", "slowest generation of the step"),
+    MetricSpec("perf/reward_s/mean", "mean", "s", "one sample's reward"),
+    MetricSpec("perf/reward_s/max", "max", "s", "slowest reward of the step"),
+    MetricSpec("perf/forward_backward_s", "gauge", "s", "actor's forward and backward"),
+    MetricSpec("perf/optimizer_s", "gauge", "s", "gradient reduction, clip and update"),
+    MetricSpec("perf/weight_sync_s", "gauge", "s", "publish to installed in every engine"),
+    MetricSpec("perf/generation_stall_s", "gauge", "s", "engines held still for a weight install"),
+    MetricSpec("perf/checkpoint_s", "gauge", "s", "writing a checkpoint"),
+    MetricSpec("perf/eval_s", "gauge", "s", "an evaluation"),
+    MetricSpec("perf/cpu_s", "gauge", "s", "CPU time of the run's processes in the step"),
+    MetricSpec("perf/rss_bytes/{role}", "gauge", "bytes", "resident memory"),
+    MetricSpec("perf/gpu_bytes/{role}", "gauge", "bytes", "allocated device memory"),
+    MetricSpec("perf/open_groups", "gauge", "groups", "groups admitted and not yet in installed weights"),
+    MetricSpec("perf/dropped_metrics", "gauge", "rows", "rows that a slow sink lost so far"),
+)
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    return re.compile("^" + re.sub(r"\\\{[a-z_]+\\\}", "[^/]+", re.escape(name)) + "$")
+
+
+_EXACT = {spec.name: spec for spec in TABLE if "{" not in spec.name}
+_TEMPLATES = [(_pattern(spec.name), spec) for spec in TABLE if "{" in spec.name]
+
+
+@lru_cache(maxsize=4096)
+def find_spec(name: str) -> MetricSpec:
+    """The table's entry for `name`; raises for an undeclared name."""
+    if name in _EXACT:
+        return _EXACT[name]
+    for pattern, spec in _TEMPLATES:
+        if pattern.match(name):
+            return spec
+    raise InternalError(
+        f"metric {name!r} is not declared: add it to TABLE in relax/utils/metrics.py, with unit and meaning"
+    )
+
+
+class Sink(Protocol):
+    """Takes the finished numbers of one step."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Metrics:
+    """Adds up one step's measurements. Belongs to one thread."""
+
+    def __init__(self, sinks: Sequence[Sink] = ()) -> None:
+        self._sinks = tuple(sinks)
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, float] = {}
+
+    def mean(self, name: str, total: float, count: float) -> None:
+        """Add `count` measurements whose sum is `total`. A zero count measures nothing."""
+        self._check(name, "mean")
+        if count > 0:
+            self._sums[name] = self._sums.get(name, 0.0) + float(total)
+            self._counts[name] = self._counts.get(name, 0.0) + float(count)
+
+    def means(self, prefix: str, sums: Mapping[str, float], counts: Mapping[str, float]) -> None:
+        """Add a part's (sum, count) pairs under `prefix/`."""
+        for name, total in sums.items():
+            self.mean(f"{prefix}/{name}", total, counts[name])
+
+    def gauge(self, name: str, value: float) -> None:
+        """Set a value; the step's last one stays."""
+        self._check(name, "gauge")
+        self._sums[name], self._counts[name] = float(value), 1.0
+
+    def maximum(self, name: str, value: float) -> None:
+        """Keep the largest value of the step."""
+        self._check(name, "max")
+        self._sums[name], self._counts[name] = max(float(value), self._sums.get(name, float("-inf"))), 1.0
+
+    def count(self, name: str, number: float = 1) -> None:
+        """Add to a count. `number` 0 says that it was counted and there were none."""
+        self._check(name, "count")
+        self._sums[name], self._counts[name] = self._sums.get(name, 0.0) + float(number), 1.0
+
+    def flush(self, step: int) -> dict[str, float]:
+        """Divide, hand the step to the sinks, start the next one."""
+        values = {name: self._sums[name] / self._counts[name] for name in sorted(self._sums)}
+        self._sums, self._counts = {}, {}
+        for sink in self._sinks:
+            sink.write(step, values)
+        return values
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
+
+    def _check(self, name: str, kind: Kind) -> None:
+        spec = find_spec(name)
+        if spec.kind != kind:
+            raise InternalError(f"metric {name!r} is declared as a {spec.kind}, not as a {kind}")
+
+
+class MemorySink:
+    """Keeps every step, for tests and reports."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self.rows.append((step, dict(values)))
+
+    def close(self) -> None:
+        pass
+
+    def series(self, name: str) -> list[float]:
+        """Values of one metric in step order, steps that did not measure it left out."""
+        return [values[name] for _, values in self.rows if name in values]
+
+
+class JsonlSink:
+    """`{"step": r, "rollout/reward/mean": ...}`, one line a step, flushed."""
+
+    def __init__(self, path: Path) -> None:
+        self._writer = JsonlWriter(path)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._writer.write({"step": step, **values})
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class TensorBoardSink:
+    """Event files in `folder`, written by tensorboard itself: no torch in the process that logs."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as error:
+            raise ConfigError(
+                f"--use-tensorboard needs the package tensorboard ({error}); install it or pass --no-use-tensorboard"
+            ) from error
+        self._event, self._summary = Event, Summary
+        self._writer = EventFileWriter(str(folder))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        import time  # an event's wall time is an observation: nothing is ordered by it
+
+        scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars)))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """Weights & Biases, offline or online as its own environment says."""
+
+    def __init__(self, *, project: str, name: str | None, folder: Path, config: Mapping[str, Any]) -> None:
+        try:
+            import wandb  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise ConfigError(
+                f"--use-wandb needs the package wandb ({error}): pip install 'relax-rl[wandb]'"
+            ) from error
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(project=project, name=name, dir=str(folder), config=dict(config))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class BackgroundSink:
+    """Runs a sink on its own thread. A full queue loses rows, counted; a failing sink is given up, logged once."""
+
+    def __init__(self, sink: Sink, *, name: str, capacity: int = 1024, close_timeout_s: float = 10.0) -> None:
+        self.name = name
+        self.dropped = 0
+        self.error: Exception | None = None
+        self._sink = sink
+        self._close_timeout_s = close_timeout_s
+        self._queue: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(capacity)
+        self._thread = threading.Thread(target=self._run, name=f"metrics-{name}", daemon=True)
+        self._thread.start()
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        if self.error is not None:
+            self.dropped += 1
+            return
+        try:
+            self._queue.put_nowait((step, dict(values)))
+        except queue.Full:
+            self.dropped += 1
+            logger.warning("metrics row dropped sink=%s step=%d dropped=%d", self.name, step, self.dropped)
+
+    def close(self) -> None:
+        """Write what is queued, for at most `close_timeout_s` seconds."""
+        if not self._thread.is_alive():
+            return
+        try:
+            self._queue.put(None, timeout=self._close_timeout_s)
+        except queue.Full:
+            logger.warning("metrics sink does not drain sink=%s rows=%d", self.name, self._queue.qsize())
+            return
+        self._thread.join(self._close_timeout_s)
+        if self._thread.is_alive():
+            logger.warning("metrics sink still busy at exit sink=%s", self.name)
+
+    def _run(self) -> None:
+        try:
+            while (row := self._queue.get()) is not None:
+                self._sink.write(*row)
+            self._sink.close()
+        except Exception as error:  # whatever a tracker raises must not reach training: the log and `error` are told
+            self.error = error
+            logger.error("metrics sink failed, its rows are dropped from now on sink=%s error=%r", self.name, error)
+
+
+def markdown_table(specs: Iterable[MetricSpec] = TABLE) -> str:
+    """The body of `docs/metrics.md`."""
+    rows = [f"| `{s.name}` | {s.kind} | {s.unit} | {s.meaning} |" for s in specs]
+    return "\n".join(["| name | combined by | unit | meaning |", "|---|---|---|---|", *rows])

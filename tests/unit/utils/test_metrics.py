@@ -1,0 +1,154 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from relax.utils.errors import InternalError
+from relax.utils.metrics import (
+    TABLE,
+    BackgroundSink,
+    JsonlSink,
+    MemorySink,
+    Metrics,
+    TensorBoardSink,
+    find_spec,
+    markdown_table,
+)
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def test_an_undeclared_name_raises():
+    with pytest.raises(InternalError, match="'rollout/rewrad/mean' is not declared"):
+        Metrics().mean("rollout/rewrad/mean", 1.0, 1)
+
+
+def test_a_placeholder_stands_for_one_segment_only():
+    assert find_spec("eval/digits/reward/mean").name == "eval/{dataset}/reward/mean"
+    assert find_spec("eval/gsm8k/pass@4").name == "eval/{dataset}/pass@{k}"
+    with pytest.raises(InternalError):
+        find_spec("perf/wait_s/actor/0")
+
+
+def test_a_metric_is_logged_as_the_kind_it_is_declared():
+    with pytest.raises(InternalError, match="declared as a gauge, not as a mean"):
+        Metrics().mean("train/lr", 1.0, 1)
+
+
+def test_a_mean_over_unequal_parts_is_the_mean_of_all():
+    # parts {1, 2, 3} and {10}: the mean of all four is 4, the mean of the parts' means would be 6
+    metrics = Metrics()
+    metrics.mean("rollout/reward/mean", 6.0, 3)
+    metrics.mean("rollout/reward/mean", 10.0, 1)
+    assert metrics.flush(0) == {"rollout/reward/mean": 4.0}
+
+
+def test_what_was_not_measured_is_absent_and_steps_do_not_leak():
+    metrics = Metrics()
+    metrics.mean("train/kl_loss", 0.0, 0)
+    metrics.count("rollout/dropped_groups", 0)
+    assert metrics.flush(0) == {"rollout/dropped_groups": 0.0}
+    assert metrics.flush(1) == {}
+
+
+def test_counts_add_gauges_replace_and_maxima_keep_the_largest():
+    metrics = Metrics()
+    for value in (3, 1, 2):
+        metrics.count("rollout/stale_tokens", value)
+        metrics.gauge("train/lr", value)
+        metrics.maximum("rollout/staleness_steps/max", value)
+    assert metrics.flush(0) == {"rollout/stale_tokens": 6, "train/lr": 2, "rollout/staleness_steps/max": 3}
+
+
+def test_names_are_unique_and_explained():
+    assert len({spec.name for spec in TABLE}) == len(TABLE)
+    assert all(spec.unit and spec.meaning for spec in TABLE)
+
+
+def test_the_metrics_page_is_current():
+    assert markdown_table() in (DOCS / "metrics.md").read_text(), "run `make docs`"
+
+
+def test_a_jsonl_row_carries_step_and_names(tmp_path):
+    metrics = Metrics([JsonlSink(tmp_path / "metrics.jsonl")])
+    metrics.gauge("train/grad_norm", 0.25)
+    metrics.flush(7)
+    metrics.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 7, "train/grad_norm": 0.25}
+
+
+def test_tensorboard_reads_back_what_was_logged(tmp_path):
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    sink = TensorBoardSink(tmp_path)
+    sink.write(3, {"train/lr": 0.5, "train/grad_norm": 2.0})
+    sink.close()
+    (file,) = tmp_path.glob("events.out.tfevents.*")
+    events = [event for event in EventFileLoader(str(file)).Load() if event.summary.value]
+    values = {value.tag: value.tensor.float_val[0] for event in events for value in event.summary.value}
+    assert [event.step for event in events] == [3]
+    assert values == {"train/lr": 0.5, "train/grad_norm": 2.0}
+
+
+def test_tensorboard_needs_no_torch(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from relax.utils.metrics import TensorBoardSink\n"
+        "sink = TensorBoardSink(Path(sys.argv[1])); sink.write(0, {'train/lr': 1.0}); sink.close()\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
+class StuckSink:
+    """Blocks in `write` until `release` is set."""
+
+    def __init__(self) -> None:
+        self.entered, self.release = threading.Event(), threading.Event()
+        self.steps: list[int] = []
+
+    def write(self, step, values):
+        self.entered.set()
+        self.release.wait(30)
+        self.steps.append(step)
+
+    def close(self):
+        pass
+
+
+def test_a_stuck_sink_loses_rows_and_says_how_many():
+    stuck = StuckSink()
+    sink = BackgroundSink(stuck, name="stuck", capacity=2)
+    sink.write(0, {})
+    assert stuck.entered.wait(30)
+    for step in range(1, 6):  # two are queued, three are lost; none of the calls waits
+        sink.write(step, {})
+    assert sink.dropped == 3
+    stuck.release.set()
+    sink.close()
+    assert stuck.steps == [0, 1, 2]
+
+
+def test_a_failing_sink_is_given_up_and_training_goes_on():
+    class Broken(MemorySink):
+        def write(self, step, values):
+            raise OSError("disk full")
+
+    sink = BackgroundSink(Broken(), name="broken")
+    sink.write(0, {})
+    sink.close()
+    sink.write(1, {})
+    assert isinstance(sink.error, OSError)
+    assert sink.dropped == 1
+
+
+def test_closing_writes_what_is_queued():
+    memory = MemorySink()
+    sink = BackgroundSink(memory, name="memory")
+    for step in range(50):
+        sink.write(step, {"train/lr": float(step)})
+    sink.close()
+    assert memory.series("train/lr") == [float(step) for step in range(50)]
