@@ -1,1 +1,43 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""The config sections, by the name that they have in `RunConfig`."""
+
+from __future__ import annotations
+
+from relax.config.flags import Section
+from relax.config.sections.algorithm import AlgorithmConfig
+from relax.config.sections.checkpoint import CheckpointConfig
+from relax.config.sections.cluster import ClusterConfig
+from relax.config.sections.data import DataConfig
+from relax.config.sections.eval import EvalConfig
+from relax.config.sections.logging import LoggingConfig
+from relax.config.sections.optimizer import OptimizerConfig
+from relax.config.sections.reward import RewardConfig
+from relax.config.sections.rollout import RolloutConfig
+from relax.config.sections.train import TrainConfig
+
+SECTIONS: dict[str, type[Section]] = {
+    "cluster": ClusterConfig,
+    "train": TrainConfig,
+    "rollout": RolloutConfig,
+    "data": DataConfig,
+    "eval": EvalConfig,
+    "algorithm": AlgorithmConfig,
+    "optimizer": OptimizerConfig,
+    "checkpoint": CheckpointConfig,
+    "reward": RewardConfig,
+    "logging": LoggingConfig,
+}
+
+__all__ = [
+    "SECTIONS",
+    "AlgorithmConfig",
+    "CheckpointConfig",
+    "ClusterConfig",
+    "DataConfig",
+    "EvalConfig",
+    "LoggingConfig",
+    "OptimizerConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "TrainConfig",
+]

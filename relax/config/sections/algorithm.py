@@ -1,0 +1,46 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""The policy-gradient estimator and its loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from relax.config.flags import Section, above, at_least, flag
+
+ESTIMATORS = ("grpo",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig(Section):
+    """Advantages, clipping, KL and corrections for stale samples."""
+
+    advantage_estimator: str = flag("grpo", choices=ESTIMATORS, help="How rewards become advantages.")
+    loss_type: str = flag("policy_loss", choices=("policy_loss",), help="What the actor minimises.")
+    eps_clip: float = flag(0.2, help="Lower clip range of the ratio: 1 - eps.", check=above(0))
+    eps_clip_high: float | None = flag(
+        None, help="Upper clip range of the ratio: 1 + eps.", check=above(0), shown="eps_clip"
+    )
+    eps_clip_c: float | None = flag(None, help="Dual clip: bound of the loss for negative advantages.", check=above(1))
+    kl_coef: float = flag(0.0, help="Weight of the KL to the reference inside the reward.", check=at_least(0))
+    use_kl_loss: bool = flag(False, help="Add the KL to the reference to the loss.")
+    kl_loss_coef: float = flag(0.0, help="Weight of that KL.", check=at_least(0))
+    kl_loss_type: str = flag("k1", choices=("k1", "k2", "k3", "low_var_kl"), help="Estimator of the KL.")
+    ref_update_interval: int | None = flag(
+        None, help="Rollouts after which the reference takes the actor's weights.", check=at_least(1), shown="never"
+    )
+    entropy_coef: float = flag(0.0, help="Weight of the entropy bonus.")
+    disable_grpo_std_normalization: bool = flag(
+        False, help="Do not divide advantages by the group's standard deviation."
+    )
+    disable_rewards_normalization: bool = flag(False, help="Take rewards as advantages, without the group's mean.")
+    calculate_per_token_loss: bool = flag(
+        False, help="Average the loss over all tokens of a step instead of over samples."
+    )
+    use_tis: bool = flag(False, help="Weight tokens by the truncated ratio of trainer to engine probabilities.")
+    tis_clip: float = flag(2.0, help="Upper bound of that weight.", check=above(0))
+    tis_clip_low: float = flag(0.0, help="Lower bound of that weight.", check=at_least(0))
+    use_rollout_logprobs: bool | None = flag(
+        None,
+        help="Take the engines' log-probs as the old policy.",
+        shown="on when samples may be stale and nothing else corrects it",
+    )

@@ -1,0 +1,27 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""What a run tells about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from relax.config.flags import Section, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingConfig(Section):
+    """Metrics, dumps and the view that user hooks get."""
+
+    use_tensorboard: bool = flag(True, help="Write TensorBoard files.")
+    tb_project_name: str | None = flag(
+        None, help="Folder of TensorBoard files.", shown="tensorboard below the run folder"
+    )
+    tb_experiment_name: str | None = flag(None, help="Name of the run below that folder.", shown="run_name")
+    log_passrate: bool = flag(False, help="Log pass@k of evaluations.")
+    dump_details: str | None = flag(None, help="Folder for every rollout's samples and training columns.")
+    rollout_result_dir: str | None = flag(
+        None,
+        help="Folder of readable samples, one line each; an empty text switches them off.",
+        shown="rollout_result below the run folder",
+    )
+    custom_config_path: str | None = flag(None, help="YAML file whose keys user hooks read as attributes of args.")
