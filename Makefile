@@ -25,6 +25,8 @@ help: ## list the targets
 	@$(PIP) -r requirements/cpu.txt
 	@$(PIP) --no-deps -r requirements/torchvision.txt
 	@$(PIP) --no-deps --no-build-isolation -e . 2>/dev/null || $(PIP) --no-deps -e .
+	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' | xargs -I{} \
+	  sh -c "echo 'import relax.utils.torchvision_shim as shim; shim.install_hook()' > {}/zz_relax_torchvision.pth"
 	@touch $@
 
 .venv/.installed-dev: requirements/dev.txt .venv/.installed

@@ -8,15 +8,18 @@ processor. Declaring the two schemas is enough: the processors use only its pure
 
 from __future__ import annotations
 
+import importlib.abc
 import importlib.util
 import sys
+from typing import Any
 
-_library = None  # keeps the declared schemas alive
+_library: Any = None  # keeps the declared schemas alive
 
 
 def ensure_torchvision() -> None:
-    """Declare torchvision's two op schemas on a CPU-only torch. Call before anything imports torchvision. Idempotent."""
+    """Declare torchvision's two op schemas on a CPU-only torch, before anything imports torchvision. Idempotent."""
     global _library
+    remove_hook()  # looking for the package below must not come back here
     if _library is not None or "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is None:
         return
     import torch
@@ -27,3 +30,23 @@ def ensure_torchvision() -> None:
     _library = torch.library.Library("torchvision", "DEF")
     _library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+class _BeforeTorchvision(importlib.abc.MetaPathFinder):
+    """Finds nothing; being asked for torchvision is the moment to declare the schemas."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        if fullname == "torchvision":
+            ensure_torchvision()
+
+
+def install_hook() -> None:
+    """Declare the schemas when torchvision is first imported. The project's environment calls this at every start
+    of Python (a `.pth` file), so that plain transformers scripts work in it; costs no import of torch."""
+    if not any(isinstance(finder, _BeforeTorchvision) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _BeforeTorchvision())
+
+
+def remove_hook() -> None:
+    """Undo `install_hook`."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _BeforeTorchvision)]
