@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ class TensorEntry:
     name: str  # HF name
     dtype: str  # safetensors' word: F32, BF16, ...
     shape: tuple[int, ...]
-    checksum: str  # blake2b-128 of the raw little-endian bytes
+    checksum: str  # `checksums.checksum` of the raw little-endian bytes: "crc32:89abcdef"
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,9 @@ class WeightManifest:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> WeightManifest:
         tensors = tuple(TensorEntry(t["name"], t["dtype"], tuple(t["shape"]), t["checksum"]) for t in data["tensors"])
-        return cls(data["version"], data["transport"], data["folder"], tensors, data["num_bytes"], data.get("extra", {}))
+        return cls(
+            data["version"], data["transport"], data["folder"], tensors, data["num_bytes"], data.get("extra", {})
+        )
 
 
 class WeightPublisher(Protocol):
