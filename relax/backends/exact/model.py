@@ -1,0 +1,291 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""An HF causal language model (text or omni) behind the exact forward that engine and trainer share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from relax.backends.exact import attention, experts, media
+from relax.backends.exact.logprobs import distribution, head_logits, token_log_probs
+from relax.backends.exact.media import EncodedItem, PlacedItem
+from relax.backends.exact.segments import AttentionPlan, query_multiple
+from relax.utils.errors import ConfigError, DataError, InternalError
+from relax.utils.types import MediaFeatures
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+AttentionName = Literal["exact", "sdpa"]
+_ATTENTION = {"exact": attention.EXACT, "sdpa": attention.SDPA}
+# Configs that hold a thinker beside other models; the thinker is what is trained and served.
+_THINKERS = {
+    "Qwen3OmniMoeForConditionalGeneration": "Qwen3OmniMoeThinkerForConditionalGeneration",
+    "Qwen2_5OmniForConditionalGeneration": "Qwen2_5OmniThinkerForConditionalGeneration",
+}
+
+
+def model_class_name(path: Path) -> str:
+    """The transformers class that `load_model` builds for the folder."""
+    config_path = Path(path) / "config.json"
+    if not config_path.is_file():
+        raise ConfigError(f"--hf-checkpoint {path}: no config.json there; give a folder in Hugging Face form")
+    names = json.loads(config_path.read_text()).get("architectures") or []
+    if not names:
+        raise ConfigError(f'--hf-checkpoint {path}: config.json names no architecture; add "architectures"')
+    return _THINKERS.get(names[0], names[0])
+
+
+def load_hf(path: Path, dtype: str = "fp32") -> nn.Module:
+    """The HF model of the folder, in `dtype`, with every weight present."""
+    import transformers
+
+    from relax.utils.torchvision_shim import ensure_torchvision
+
+    ensure_torchvision()
+    name = model_class_name(path)
+    model_class = getattr(transformers, name, None)
+    if model_class is None or not hasattr(model_class, "from_pretrained"):
+        raise ConfigError(f"--hf-checkpoint {path}: transformers {transformers.__version__} has no class {name}")
+    model, info = model_class.from_pretrained(path, dtype=DTYPES[dtype], output_loading_info=True)
+    missing = sorted(info["missing_keys"]) + [str(m) for m in info.get("mismatched_keys", ())]
+    if missing:
+        raise ConfigError(f"--hf-checkpoint {path}: weights miss {len(missing)} tensors of {name}: {missing[:5]}")
+    return model
+
+
+def load_model(path: Path, dtype: str = "fp32", attn: AttentionName = "exact", device: str = "cpu") -> ExactModel:
+    """Load an HF folder for computing with the shared forward."""
+    return ExactModel(load_hf(path, dtype), attn=attn).to(device)
+
+
+class ExactModel(nn.Module):
+    """The shared forward over packed token rows. Parameters are those of `hf`; nothing is copied."""
+
+    def __init__(self, hf: nn.Module, *, attn: AttentionName = "exact", value_head: bool = False) -> None:
+        super().__init__()
+        attention.register_attention()
+        experts.register_experts()
+        self.hf = hf
+        self.config = hf.config
+        self.text_config = hf.config.get_text_config()
+        self.attn = attn
+        self._check()
+        self._install(self.text_model)
+        self.value_head = nn.Linear(self.text_config.hidden_size, 1, bias=False) if value_head else None
+        if self.value_head is not None:
+            nn.init.zeros_(self.value_head.weight)
+        self.placeholder_ids = media.placeholder_ids(self.config) if self.towers else {}
+
+    # ------------------------------------------------------------------ structure
+
+    @property
+    def text_model(self) -> nn.Module:
+        """The stack of decoder layers with its embedding and final norm."""
+        return getattr(self.hf.model, "language_model", self.hf.model)
+
+    @property
+    def head(self) -> nn.Module:
+        return self.hf.lm_head
+
+    @property
+    def towers(self) -> dict[str, nn.Module]:
+        """Encoders by name: `visual` (images and videos), `audio_tower`."""
+        return {n: getattr(self.hf.model, n) for n in ("visual", "audio_tower") if hasattr(self.hf.model, n)}
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.weight.device
+
+    @property
+    def num_layers(self) -> int:
+        return self.text_config.num_hidden_layers
+
+    @property
+    def num_kv_heads(self) -> int:
+        return getattr(self.text_config, "num_key_value_heads", None) or self.text_config.num_attention_heads
+
+    @property
+    def head_dim(self) -> int:
+        config = self.text_config
+        return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+    @property
+    def query_multiple(self) -> int:
+        """Argument `multiple` of `build_plan` and `engine_plan`."""
+        return query_multiple(self.text_config.num_attention_heads, self.num_kv_heads)
+
+    def _check(self) -> None:
+        name = type(self.hf).__name__
+        if not hasattr(self.hf, "model") or not hasattr(self.hf, "lm_head"):
+            raise ConfigError(f"{name} is not a causal language model with `model` and `lm_head`: not supported")
+        if not hasattr(self.text_model, "layers") or not hasattr(self.text_model, "embed_tokens"):
+            raise ConfigError(f"{name} has no plain stack of decoder layers: not supported")
+        kinds = set(getattr(self.text_config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+        if kinds:
+            raise ConfigError(f"{name} has layers of kind {sorted(kinds)}, which the packed forward cannot compute")
+
+    def _install(self, text_model: nn.Module) -> None:
+        """Point the text model (never the towers) at our attention and experts."""
+        for module in text_model.modules():
+            config = getattr(module, "config", None)
+            if config is not None:
+                config._attn_implementation = _ATTENTION[self.attn]
+                config._experts_implementation = experts.NAME
+
+    # ------------------------------------------------------------------ media and positions
+
+    def encode_media(self, features: Sequence[MediaFeatures]) -> list[EncodedItem]:
+        """Encode items, in order. One call a tower; the bits of an item do not depend on the others."""
+        encoded: list[EncodedItem | None] = [None] * len(features)
+        for name, kinds in (("visual", ("image", "video")), ("audio_tower", ("audio",))):
+            places = [i for i, f in enumerate(features) if f.kind in kinds]
+            if not places:
+                continue
+            if name not in self.towers:
+                raise ConfigError(f"{type(self.hf).__name__} has no {name}: it cannot read {features[places[0]].kind}")
+            for place, item in zip(places, self.encode_tower(name, [features[i] for i in places]), strict=False):
+                encoded[place] = item
+        return [item for item in encoded if item is not None]
+
+    def encode_tower(self, name: str, features: Sequence[MediaFeatures]) -> list[EncodedItem]:
+        """Items of one tower and, last, the dummy. With no features: the dummy alone."""
+        encode = media.encode_visual if name == "visual" else media.encode_audio
+        return encode(self.towers[name], features)
+
+    def media_rows(self, tokens: np.ndarray, features: Sequence[MediaFeatures]) -> list[np.ndarray]:
+        """Rows of `tokens` that each item fills; raises DataError when placeholders and features differ."""
+        return media.media_rows(tokens, features, self.placeholder_ids)
+
+    def positions(self, tokens: np.ndarray, features: Sequence[MediaFeatures] = ()) -> np.ndarray:
+        """Rotary positions of one sequence alone: `[T]`, or `[3, T]` when it holds media. int64.
+
+        The token after the sequence has position `positions.max() + 1` in every row.
+        """
+        tokens = np.asarray(tokens, np.int64)
+        if not features:
+            return np.arange(len(tokens))
+        ids = torch.from_numpy(tokens)[None]
+        mask = torch.ones_like(ids)
+        grids = {k: _stack(features, f"{k}_grid_thw", k) for k in ("image", "video")}
+        if "audio_tower" in self.towers:
+            frames = [f.tensors["input_features"].shape[1] for f in features if f.kind == "audio"]
+            seconds = _stack(features, "video_second_per_grid", "video")
+            places, _ = self.hf.model.get_rope_index(
+                ids, grids["image"], grids["video"], mask, False, torch.tensor(frames) if frames else None, seconds
+            )
+        else:
+            kinds = torch.zeros_like(ids)
+            for number, kind in ((1, "image"), (2, "video")):
+                kinds[ids == self.placeholder_ids.get(kind, -1)] = number
+            places, _ = self.hf.model.get_rope_index(ids, kinds, grids["image"], grids["video"], attention_mask=mask)
+        return places[:, 0].long().numpy()
+
+    # ------------------------------------------------------------------ forward
+
+    def hidden(
+        self, tokens: Tensor, positions: Tensor, plan: AttentionPlan, placed: Sequence[PlacedItem] = ()
+    ) -> Tensor:
+        """`[T, D]` after the final norm, for packed rows `tokens [T]` padded as the plan says.
+
+        `positions` is `[T]` or `[3, T]`; `placed` are the encoded items and the packed rows that they fill.
+        """
+        if len(tokens) != plan.num_rows:
+            tokens, positions = _pad_rows(tokens, plan.num_rows), _pad_rows(positions, plan.num_rows)
+        embeds = self.text_model.embed_tokens(tokens)
+        extra: dict[str, Any] = {}
+        if placed:
+            embeds, extra = _fill_media(embeds, placed)
+        where = positions[:, None] if positions.ndim == 2 else positions[None]
+        out = self.text_model(
+            inputs_embeds=embeds[None], position_ids=where, use_cache=False, relax_plan=plan, **extra
+        )
+        return out.last_hidden_state[0]
+
+    def logits(self, hidden_rows: Tensor) -> Tensor:
+        """`[R, D]` -> `[R, V]`."""
+        return head_logits(hidden_rows, self.head.weight, self.head.bias)
+
+    def distribution(
+        self, hidden_rows: Tensor, temperature: Tensor | None = None, suppressed: Tensor | None = None
+    ) -> Tensor:
+        """`[R, V]` float32 log-probs that the engine samples from; `temperature [R, 1]` float32."""
+        return distribution(self.logits(hidden_rows), temperature, suppressed)
+
+    def log_probs(
+        self,
+        hidden_rows: Tensor,
+        targets: Tensor,
+        temperature: float = 1.0,
+        suppressed: Tensor | None = None,
+        *,
+        chunk: int = 1024,
+        entropy: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probs of `targets [R]` (and entropies), float32, without keeping logits."""
+        return token_log_probs(
+            hidden_rows,
+            self.head.weight,
+            self.head.bias,
+            targets,
+            temperature=temperature,
+            suppressed=suppressed,
+            chunk=chunk,
+            entropy=entropy,
+        )
+
+    def values(self, hidden_rows: Tensor) -> Tensor:
+        """`[R]` float32 of the value head."""
+        if self.value_head is None:
+            raise InternalError("the model was opened without a value head")
+        return head_logits(hidden_rows, self.value_head.weight)[:, 0].float()
+
+    def gradient_checkpointing(self) -> None:
+        """Recompute each text layer in the backward instead of keeping its activations."""
+        for layer in self.text_model.layers:
+            layer.gradient_checkpointing = True
+            layer._gradient_checkpointing_func = _checkpoint
+
+
+def _checkpoint(function: Any, *args: Any) -> Any:
+    return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
+
+
+def _pad_rows(rows: Tensor, total: int) -> Tensor:
+    return nn.functional.pad(rows, (0, total - rows.shape[-1]))
+
+
+def _stack(features: Sequence[MediaFeatures], name: str, kind: str) -> Tensor | None:
+    chosen = [f for f in features if f.kind == kind]
+    if not chosen or (name == "video_second_per_grid" and name not in chosen[0].tensors):
+        return torch.ones(len(chosen)) if chosen else None
+    absent = [f.sha256[:12] for f in chosen if name not in f.tensors]
+    if absent:
+        raise DataError(f"{kind} {absent[0]}: features hold no {name}")
+    return torch.stack([torch.as_tensor(f.tensors[name]).squeeze() for f in chosen])
+
+
+def _fill_media(embeds: Tensor, placed: Sequence[PlacedItem]) -> tuple[Tensor, dict[str, Any]]:
+    """Put encoded rows in place; returns the embeddings and the arguments for visual features of deeper layers."""
+    for part in placed:
+        if len(part.rows) != len(part.item.embeds):
+            raise DataError(f"{part.item.kind}: {len(part.rows)} placeholder rows for {len(part.item.embeds)} tokens")
+    rows = torch.from_numpy(np.concatenate([p.rows for p in placed])).to(embeds.device)
+    values = torch.cat([p.item.embeds for p in placed]).to(embeds.dtype)
+    embeds = embeds.index_copy(0, rows, values)
+    visual = [p for p in placed if p.item.deepstack]
+    if not visual:
+        return embeds, {}
+    places = torch.from_numpy(np.concatenate([p.rows for p in visual])).to(embeds.device)
+    order = places.argsort()
+    mask = torch.zeros(1, len(embeds), dtype=torch.bool, device=embeds.device)
+    mask[0, places] = True
+    layers = [
+        torch.cat([p.item.deepstack[depth] for p in visual]).index_select(0, order)
+        for depth in range(len(visual[0].item.deepstack))
+    ]
+    return embeds, {"visual_pos_masks": mask, "deepstack_visual_embeds": layers}

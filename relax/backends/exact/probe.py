@@ -1,0 +1,95 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""The self-check behind `exact: true`: the same tokens through the pool and through a packed training forward."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from relax.backends.exact.kv_pool import KVPool
+from relax.backends.exact.model import ExactModel
+from relax.backends.exact.segments import Segment, build_plan, engine_plan
+
+_PROMPT = 9
+_RESPONSES = (7, 6, 3)
+
+
+@torch.no_grad()
+def probe(model: ExactModel) -> tuple[bool, str]:
+    """(exact, reason): whether decode, split prefill and training forward agree to the bit on this machine.
+
+    Three sequences of at most sixteen tokens run packed with a shared prefix, and through the KV pool at different
+    lengths in different company.
+    """
+    if model.attn != "exact":
+        return False, f"attention {model.attn!r} is not the exact one"
+    generator = np.random.default_rng(1)
+    vocabulary = model.text_config.vocab_size
+    prompt = generator.integers(0, vocabulary, _PROMPT)
+    responses = [generator.integers(0, vocabulary, length) for length in _RESPONSES]
+    trained = _training_rows(model, prompt, responses)
+    served = _engine_rows(model, prompt, responses)
+    worst = max(float((a - b).abs().max()) for a, b in zip(trained, served, strict=True))
+    if all(torch.equal(a, b) for a, b in zip(trained, served, strict=True)):
+        return True, f"decode, prefill and training forward agree to the bit ({torch.get_num_threads()} threads)"
+    return False, f"log-probs of decode and training forward differ by up to {worst:.1e} on this machine"
+
+
+def _training_rows(model: ExactModel, prompt: np.ndarray, responses: list[np.ndarray]) -> list[Tensor]:
+    """Log-prob rows `[R, V]` at every token of each response, from one packed forward."""
+    segments = [Segment(prompt), *(Segment(response, parent=0) for response in responses)]
+    packed = build_plan(segments, multiple=model.query_multiple, device=str(model.device))
+    hidden = model.hidden(packed.tokens, packed.positions, packed.plan)
+    return [model.distribution(hidden[packed.starts[i + 1] : packed.starts[i + 2]]) for i in range(len(responses))]
+
+
+def _engine_rows(model: ExactModel, prompt: np.ndarray, responses: list[np.ndarray]) -> list[Tensor]:
+    """The same rows by a prefill in two pieces, then decode with requests that leave at different steps."""
+    longest = max(len(r) for r in responses)
+    pool = KVPool(
+        model.num_layers,
+        len(prompt) + longest * len(responses),
+        model.num_kv_heads,
+        model.head_dim,
+        model.head.weight.dtype,
+        str(model.device),
+    )
+    shared = pool.alloc(len(prompt))
+    table = np.stack([np.concatenate([shared, pool.alloc(longest)]) for _ in responses])
+    split = len(prompt) // 3
+    for start, end in ((0, split), (split, len(prompt))):
+        _forward(model, pool, table[:1], [end], prompt[start:end], np.arange(start, end), [end - start])
+    rows: list[list[Tensor]] = [[] for _ in responses]
+    for step in range(longest):
+        alive = [i for i, response in enumerate(responses) if step < len(response)]
+        place = len(prompt) + step
+        tokens = np.asarray([responses[i][step] for i in alive])
+        out = _forward(
+            model, pool, table[alive], [place + 1] * len(alive), tokens, np.full(len(alive), place), [1] * len(alive)
+        )
+        for i, row in zip(alive, out, strict=True):
+            rows[i].append(row)
+    return [torch.stack(r) for r in rows]
+
+
+def _forward(
+    model: ExactModel,
+    pool: KVPool,
+    table: np.ndarray,
+    lengths: list[int],
+    tokens: np.ndarray,
+    positions: np.ndarray,
+    num_new: list[int],
+) -> Tensor:
+    plan = engine_plan(
+        pool,
+        table,
+        np.asarray(lengths),
+        np.asarray(num_new),
+        multiple=model.query_multiple,
+        device=str(model.device),
+    )
+    as_rows = lambda array: torch.from_numpy(array.astype(np.int64)).to(model.device)  # noqa: E731
+    hidden = model.hidden(as_rows(tokens), as_rows(positions), plan)
+    return model.distribution(hidden[: len(tokens)])
