@@ -1,0 +1,194 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""The GRPO loss as a backend sees it: columns in, additive terms out.
+
+    total = sum_t weight_t * (w_t * policy_loss_t + kl_loss_coef * kl_t - entropy_coef * entropy_t)
+
+`weight_t` is the column `loss_weight` of `reduce.step_reduction`; the backend divides by its divisor. `w_t` is the
+importance weight (1 without TIS). The formulas stand in `policy_loss.py`, `kl.py` and `importance.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from relax.algorithms import importance
+from relax.algorithms.kl import kl_per_token
+from relax.algorithms.loss import Term, TokenBatch
+from relax.algorithms.options import AlgorithmOptions
+from relax.algorithms.policy_loss import PolicyLoss, clipped_policy_loss, safe_ratio
+from relax.algorithms.reduce import masked_sum
+from relax.utils.errors import InternalError
+from relax.utils.imports import load_callable
+
+OLD_COLUMN = {"rollout": "rollout_logprobs", "old": "old_logprobs"}
+
+
+class Tokens(NamedTuple):
+    """The inputs of one micro-batch with masked tokens made harmless: log-probs 0, so every ratio there is 1."""
+
+    keep_T: Tensor  # [T] bool, sampled and trained
+    logp_T: Tensor  # with gradient
+    engine_logp_T: Tensor
+    old_logp_T: Tensor
+    advantage_T: Tensor
+    weight_T: Tensor
+    heard_T: Tensor  # [T] bool, kept and with a loss weight
+    num_tokens: float  # kept tokens
+    total_weight: float
+
+
+class GrpoLoss:
+    """LossFunction of GRPO and of its options. Only `batch.log_probs` and `batch.entropy` carry a gradient."""
+
+    def __init__(self, options: AlgorithmOptions) -> None:
+        self.options = options
+        self.columns = options.columns
+        self._importance = _importance_function(options)
+        entropy = options.entropy_coef != 0.0 or options.log_entropy
+        self.needs = frozenset({"log_probs"} | ({"entropy"} if entropy else set()))
+        objective = ["policy_loss"]
+        if options.use_kl_loss:
+            objective.append("kl_loss")
+        if options.entropy_coef != 0.0:
+            objective.append("entropy_loss")
+        self.objective = tuple(objective)
+
+    def __call__(self, batch: TokenBatch) -> dict[str, Term]:
+        options, tokens = self.options, self._tokens(batch)
+        policy = clipped_policy_loss(
+            tokens.logp_T,
+            tokens.old_logp_T,
+            tokens.advantage_T,
+            eps_low=options.eps_clip,
+            eps_high=options.clip_high,
+            dual_clip=options.eps_clip_c,
+        )
+        weighted_T, terms = self._corrected(policy.loss_T, tokens, batch)
+        terms |= {"policy_loss": _weighted(weighted_T, tokens)} | _policy_metrics(policy, tokens)
+        if options.use_kl_loss:
+            terms |= self._kl_terms(tokens, self._column(batch, "ref_logprobs"))
+        if "entropy" in self.needs:
+            terms |= self._entropy_terms(batch, tokens)
+        return terms
+
+    def _tokens(self, batch: TokenBatch) -> Tokens:
+        keep_T = batch.mask > 0
+        zero = torch.zeros_like(batch.log_probs)
+        clean = lambda column: torch.where(keep_T, column, zero)  # noqa: E731
+        logp_T = clean(batch.log_probs)
+        kind = self.options.old_log_probs
+        old_logp_T = logp_T.detach() if kind == "current" else clean(self._column(batch, OLD_COLUMN[kind]))
+        weight_T = clean(self._column(batch, "loss_weight"))
+        return Tokens(
+            keep_T=keep_T,
+            logp_T=logp_T,
+            engine_logp_T=clean(self._column(batch, "rollout_logprobs")),
+            old_logp_T=old_logp_T,
+            advantage_T=clean(self._column(batch, "advantages")),
+            weight_T=weight_T,
+            heard_T=weight_T > 0,
+            num_tokens=float(keep_T.sum()),
+            total_weight=float(weight_T.sum()),
+        )
+
+    def _column(self, batch: TokenBatch, name: str) -> Tensor:
+        """A column in the precision of the log-probs, never with a gradient."""
+        if name not in batch.columns:
+            raise InternalError(f"the loss needs column {name!r}; the micro-batch has {sorted(batch.columns)}")
+        return batch.columns[name].detach().to(batch.log_probs.dtype)
+
+    def _corrected(self, loss_T: Tensor, tokens: Tokens, batch: TokenBatch) -> tuple[Tensor, dict[str, Term]]:
+        """The policy loss times the importance weights, and the metrics of the mismatch behind them."""
+        options, terms = self.options, _mismatch_metrics(tokens)
+        if self._importance is not None:
+            weights = self._importance(
+                tokens.old_logp_T, tokens.engine_logp_T, tokens.keep_T, low=options.tis_clip_low, high=options.tis_clip
+            )
+            terms["tis"] = _mean(weights.raw_T, tokens)
+            terms["tis_abs"] = _mean((weights.raw_T - 1.0).abs(), tokens)
+            terms["tis_clip_fraction"] = _mean(weights.clipped_T, tokens)
+            if options.use_tis:
+                loss_T = loss_T * weights.weight_T.detach()
+        if options.use_opsm:
+            open_T = importance.off_policy_sequence_mask(
+                tokens.logp_T,
+                tokens.old_logp_T,
+                tokens.advantage_T,
+                tokens.keep_T,
+                batch.sequence,
+                batch.num_sequences,
+                delta=options.opsm_delta,
+            )
+            loss_T = loss_T * open_T
+            terms["opsm_fraction"] = _mean(1.0 - open_T, tokens)
+        return loss_T, terms
+
+    def _kl_terms(self, tokens: Tokens, ref_logp_T: Tensor) -> dict[str, Term]:
+        """The penalised KL of the objective, and the raw one for the log under its own name."""
+        options = self.options
+        ref_logp_T = torch.where(tokens.keep_T, ref_logp_T, torch.zeros_like(ref_logp_T))
+        ratio_T = safe_ratio(tokens.logp_T, tokens.old_logp_T)[0] if options.use_unbiased_kl else None
+        kl_T = kl_per_token(tokens.logp_T, ref_logp_T, estimator=options.kl_loss_type, ratio_T=ratio_T)
+        return {
+            "kl_loss": _weighted(options.kl_loss_coef * kl_T, tokens),
+            "kl_ref": _mean(kl_T, tokens),
+        }
+
+    def _entropy_terms(self, batch: TokenBatch, tokens: Tokens) -> dict[str, Term]:
+        if batch.entropy is None:
+            raise InternalError("the loss declares that it needs 'entropy', and the backend gave none")
+        terms = {"entropy": _mean(batch.entropy, tokens)}
+        if self.options.entropy_coef != 0.0:
+            terms["entropy_loss"] = _weighted(-self.options.entropy_coef * batch.entropy, tokens)
+        return terms
+
+
+def build_grpo_loss(options: AlgorithmOptions) -> GrpoLoss:
+    return GrpoLoss(options)
+
+
+def _importance_function(options: AlgorithmOptions) -> Callable[..., importance.ImportanceWeights] | None:
+    if options.custom_tis_function_path is not None:
+        return load_callable(
+            options.custom_tis_function_path,
+            flag="--custom-tis-function-path",
+            positional=("trainer_logp_T", "engine_logp_T", "mask_T"),
+            keywords=("low", "high"),
+        )
+    return importance.MODES[options.tis_mode] if options.use_tis else None
+
+
+def _weighted(value_T: Tensor, tokens: Tokens) -> Term:
+    """A term of the objective: weighted sum, with the sum of weights as what it is a mean over."""
+    return Term(masked_sum(value_T * tokens.weight_T, tokens.heard_T), tokens.total_weight)
+
+
+def _mean(value_T: Tensor, tokens: Tokens) -> Term:
+    """A metric: sum over the sampled and trained tokens, without gradient."""
+    return Term(masked_sum(value_T.detach().to(tokens.logp_T.dtype), tokens.keep_T), tokens.num_tokens)
+
+
+def _policy_metrics(policy: PolicyLoss, tokens: Tokens) -> dict[str, Term]:
+    log_ratio_T = (tokens.logp_T - tokens.old_logp_T).detach()
+    return {
+        "clip_fraction": _mean(policy.clipped_T, tokens),
+        "dual_clip_fraction": _mean(policy.dual_clipped_T, tokens),
+        "ratio": _mean(policy.ratio_T, tokens),
+        "ratio_overflow_fraction": _mean(policy.overflow_T, tokens),
+        "approx_kl": _mean(policy.ratio_T - 1.0 - log_ratio_T, tokens),
+        "advantage_abs": _mean(tokens.advantage_T.abs(), tokens),
+    }
+
+
+def _mismatch_metrics(tokens: Tokens) -> dict[str, Term]:
+    """How far the trained policy is from the sampling one; `reduce.effective_sample_fraction` reads two of them."""
+    weight_T, _ = safe_ratio(tokens.logp_T.detach(), tokens.engine_logp_T)
+    return {
+        "importance": _mean(weight_T, tokens),
+        "importance_square": _mean(weight_T.square(), tokens),
+        "log_prob_difference_abs": _mean((tokens.logp_T.detach() - tokens.engine_logp_T).abs(), tokens),
+    }
