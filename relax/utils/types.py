@@ -49,6 +49,7 @@ class Sample:
     group_index: int | None = None  # the run's admission counter, never reused
     index: int | None = None  # place in the group, 0 .. n_samples_per_prompt - 1
     attempt: int = 0  # regenerations of this (group, index)
+    part: int | None = None  # place among the samples that one generate call returned; None when it returned one
     epoch: int = 0  # data-set epoch of the prompt
     row: int | None = None  # data-set row of the prompt
 

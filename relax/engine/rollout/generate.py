@@ -1,0 +1,85 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""The default generate function: one turn, one engine request.
+
+The engine takes unexpanded prompt ids plus media as data URIs and expands the placeholders itself; training takes
+expanded ids. So `sample.rollout_tokens` holds the first kind and `sample.tokens` begins with the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from relax.engine.rollout.recorder import parse_answer
+from relax.engine.rollout.state import GenerateState
+from relax.utils.errors import DataError, InfrastructureError
+from relax.utils.http_utils import post
+from relax.utils.types import Sample
+
+STATUS_OF = {
+    "stop": Sample.Status.COMPLETED,
+    "length": Sample.Status.TRUNCATED,
+    "abort": Sample.Status.ABORTED,
+}
+
+
+async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False) -> Sample:
+    """Generate one response, or go on with an interrupted one."""
+    state = GenerateState(args)
+    prepare_prompt(state, sample)
+    done = sample.tokens[len(sample.tokens) - sample.response_length :] if sample.response_length else []
+    params = dict(sampling_params)
+    if done:
+        params["max_new_tokens"] = params["max_new_tokens"] - len(done)
+    payload: dict[str, Any] = {
+        "input_ids": sample.rollout_tokens + done,
+        "sampling_params": params,
+        "return_logprob": True,
+        **state.media_payload(sample.multimodal_inputs),
+    }
+    append_answer(sample, payload, await post(state.generate_url, payload))
+    if done:  # a character may be cut at the interruption, so the text is decoded from all ids
+        response = sample.tokens[len(sample.tokens) - sample.response_length :]
+        skip = params.get("skip_special_tokens", False)
+        sample.response = state.tokenizer.decode(response, skip_special_tokens=skip)
+    return sample
+
+
+def prepare_prompt(state: GenerateState, sample: Sample) -> None:
+    """Fill `rollout_tokens` (as sent) and `tokens` (media expanded) where the data source has not."""
+    if not sample.rollout_tokens:
+        if sample.multimodal_inputs and any(sample.multimodal_inputs.values()):
+            raise DataError(
+                f"sample {sample.group_index}.{sample.index} has media but no prepared prompt ids; the data source "
+                "fills rollout_tokens and tokens of multi-modal prompts"
+            )
+        sample.rollout_tokens = list(sample.tokens) or encode_prompt(state.tokenizer, sample)
+    if not sample.tokens:
+        sample.tokens = list(sample.rollout_tokens)
+
+
+def encode_prompt(tokenizer: Any, sample: Sample) -> list[int]:
+    """Ids of a text prompt, exactly as rendered: no special token is added."""
+    if not isinstance(sample.prompt, str):
+        raise DataError(
+            f"the prompt of sample {sample.group_index}.{sample.index} is a message list; set --apply-chat-template"
+        )
+    return list(tokenizer.encode(sample.prompt, add_special_tokens=False))
+
+
+def append_answer(sample: Sample, payload: Mapping[str, Any], output: Mapping[str, Any]) -> None:
+    """Append one engine answer to the response: ids, mask 1, log-probs, versions, text, stop and status."""
+    answer = parse_answer(payload, output)
+    if len(answer.log_probs) != len(answer.ids):
+        raise InfrastructureError(
+            f"the engine returned {len(answer.ids)} ids but {len(answer.log_probs)} log-probs for "
+            f"{payload.get('rid', 'a request')}; a training rollout needs one for each"
+        )
+    sample.tokens = sample.tokens + list(answer.ids)
+    sample.loss_mask = (sample.loss_mask or []) + [1] * len(answer.ids)
+    sample.rollout_log_probs = (sample.rollout_log_probs or []) + list(answer.log_probs)
+    sample.weight_versions = sample.weight_versions + list(answer.versions)
+    sample.response += answer.text
+    sample.response_length += len(answer.ids)
+    sample.finish_reason, sample.matched_stop = answer.finish_reason, answer.matched_stop
+    sample.status = STATUS_OF.get(answer.finish_reason or "", Sample.Status.FAILED)
