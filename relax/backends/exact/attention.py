@@ -19,6 +19,9 @@ from relax.utils.errors import ConfigError, InternalError
 
 EXACT = "relax_exact"
 SDPA = "relax_sdpa"
+# Keys of one partial sum over values. A matrix product splits a longer reduction at a place that depends on its
+# whole length (measured: from 193 on), so the bits of a row would change with the padding behind it.
+KEY_CHUNK = 128
 
 
 def register_attention() -> None:
@@ -117,7 +120,19 @@ def _exact_block(
     shape = (kv_heads, block.num_pieces, block.num_queries, group, count)
     scores = scores.view(shape).add_(block.bias(window, scores.dtype)).view(scores.shape)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
-    return _query_rows(torch.bmm(weights, value), block, heads, kv_heads)
+    return _query_rows(_weighted_sum(weights, value), block, heads, kv_heads)
+
+
+def _weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
+    """`[B, L, C] @ [B, C, d]`, partial sums of `KEY_CHUNK` keys added in order of position."""
+    if value.shape[1] <= KEY_CHUNK:
+        return torch.bmm(weights, value)
+    parts = zip(weights.split(KEY_CHUNK, 2), value.split(KEY_CHUNK, 1), strict=True)
+    first = next(parts)
+    total = torch.bmm(*first)
+    for part in parts:
+        total = total + torch.bmm(*part)
+    return total
 
 
 def _fused_block(
