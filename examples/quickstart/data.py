@@ -60,7 +60,7 @@ def image_rows(folder: Path) -> tuple[list[Row], list[Row]]:
         path = folder / "images" / f"{place:04d}.png"
         image = Image.fromarray(pixels[number]).resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BILINEAR)
         image.convert("RGB").save(path)
-        rows.append(_row("<image>", str(digits.target[number]), image=[str(path.resolve())]))
+        rows.append(_row("<image>", str(digits.target[number]), image=[str(path.relative_to(folder))]))
     return rows[:TRAIN_IMAGES], rows[TRAIN_IMAGES:]
 
 
@@ -77,7 +77,7 @@ def audio_rows(folder: Path) -> tuple[list[Row], list[Row]]:
         for place in range(number):
             path = folder / "audio" / f"{split}-{place:04d}.wav"
             soundfile.write(path, vary(recordings[place % 10], random), SAMPLE_RATE, subtype="PCM_16")
-            rows.append(_row("<audio>", str(place % 10), audio=[str(path.resolve())]))
+            rows.append(_row("<audio>", str(place % 10), audio=[str(path.relative_to(folder))]))
         return rows
 
     return clips("train", TRAIN_CLIPS, 1), clips("heldout", HELDOUT_CLIPS, 2)

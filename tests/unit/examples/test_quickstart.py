@@ -1,0 +1,119 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+import json
+
+import numpy as np
+import pytest
+
+from examples.quickstart.data import vary, write_data, wrong_answer
+from examples.quickstart.reward import digit_reward
+from examples.quickstart.tokenizer import EOS, SPECIAL
+from relax.utils.jsonl import read_jsonl
+from relax.utils.types import Sample
+
+
+def sample(response, status=Sample.Status.COMPLETED, label="7"):
+    return Sample(response=response, status=status, label=label)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"),
+    [
+        (sample("7<|im_end|>"), 1.0),
+        (sample("7"), 1.0),
+        (sample("8<|im_end|>"), 0.0),
+        (sample(" 7<|im_end|>"), 0.0),
+        (sample("7<|im_end|><|im_end|>"), 0.0),
+        (sample("7", status=Sample.Status.TRUNCATED), 0.0),
+        (sample("7", label=7), 1.0),
+    ],
+)
+def test_only_the_exact_answer_with_an_end_is_rewarded(answer, reward):
+    assert digit_reward(None, answer) == reward
+
+
+def test_image_rows_split_1797_real_digits_by_image(tmp_path):
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    train, heldout = (list(read_jsonl(path)) for path in write_data("image", tmp_path))
+    assert (len(train), len(heldout)) == (1400, 397)
+    files = [row["image"][0] for row in train + heldout]
+    assert len(set(files)) == 1797
+    # the labels are those of the data set, each as often as it has them
+    counts = np.bincount([int(row["label"]) for row in train + heldout], minlength=10)
+    assert counts.tolist() == np.bincount(load_digits().target).tolist()
+    assert Image.open(tmp_path / files[0]).size == (32, 32)
+    assert train[0]["prompt"] == [{"role": "user", "content": "<image>"}]
+
+
+def test_held_out_sums_are_never_trained_on(tmp_path):
+    train, heldout = (list(read_jsonl(path)) for path in write_data("text", tmp_path))
+    prompts = [{row["prompt"][0]["content"] for row in rows} for rows in (train, heldout)]
+    assert not prompts[0] & prompts[1]
+    assert len(prompts[0] | prompts[1]) == 900
+    assert all(eval(row["prompt"][0]["content"][:-1]) == int(row["label"]) for row in train)
+
+
+def test_a_varied_recording_is_one_second_and_reproducible():
+    tone = np.sin(np.arange(3000) * 0.3).astype(np.float32)
+    first, second = (vary(tone, np.random.RandomState(3)) for _ in range(2))
+    assert first.shape == (16000,)
+    assert np.array_equal(first, second)
+    assert 0.4 < np.abs(first).max() <= 1.0
+
+
+def test_the_wrong_answer_is_one_too_many_and_a_digit_stays_a_digit():
+    assert [wrong_answer("image", d) for d in ("0", "9")] == ["1", "0"]
+    assert wrong_answer("text", "58") == "59"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    from examples.quickstart.model import build_model
+
+    folder = tmp_path_factory.mktemp("model")
+    build_model(folder)
+    return folder
+
+
+def test_the_folder_loads_with_plain_transformers_and_ids_agree(model):
+    from transformers import AutoConfig, AutoTokenizer
+
+    tokenizer, config = AutoTokenizer.from_pretrained(model), AutoConfig.from_pretrained(model)
+    assert tokenizer.convert_ids_to_tokens(config.image_token_id) == "<|image_pad|>"
+    assert tokenizer.convert_ids_to_tokens(config.audio_token_id) == "<|audio_pad|>"
+    assert tokenizer.convert_ids_to_tokens(config.audio_start_token_id) == "<|audio_start|>"
+    assert config.text_config.vocab_size == len(tokenizer)
+    assert tokenizer("17", add_special_tokens=False)["input_ids"] == tokenizer.convert_tokens_to_ids(["1", "7"])
+
+
+def test_only_the_end_token_of_the_special_ones_can_be_sampled(model):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    suppressed = json.loads((model / "generation_config.json").read_text())["suppress_tokens"]
+    assert sorted(tokenizer.convert_ids_to_tokens(suppressed)) == sorted(set(SPECIAL) - {EOS})
+
+
+def test_the_same_seed_builds_the_same_weights(model, tmp_path):
+    from examples.quickstart.model import build_model
+
+    build_model(tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+
+
+def test_the_sglang_form_is_the_same_model_under_the_thinkers_prefix(model, tmp_path):
+    from safetensors.torch import load_file
+
+    from examples.quickstart.model import write_sglang_form
+
+    write_sglang_form(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3OmniMoeForConditionalGeneration"]
+    assert config["model_type"] == "qwen3_omni_moe"
+    assert config["enable_audio_output"] is False
+    assert len(config["thinker_config"]["vision_config"]["deepstack_visual_indexes"]) == 3
+    whole, thinker = load_file(tmp_path / "model.safetensors"), load_file(model / "model.safetensors")
+    assert set(whole) == {f"thinker.{name}" for name in thinker}
+    assert all(whole[f"thinker.{name}"].equal(tensor) for name, tensor in thinker.items())
+    assert (tmp_path / "chat_template.jinja").exists()
