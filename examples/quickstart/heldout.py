@@ -38,7 +38,7 @@ def answers(model_folder: Path, data: Path) -> list[str]:
 
 
 def _inputs(processor: Any, rows: Sequence[dict[str, Any]], folder: Path) -> dict[str, Any]:
-    texts = [processor.apply_chat_template(_messages(row), add_generation_prompt=True, tokenize=False) for row in rows]
+    texts = [processor.apply_chat_template(messages(row), add_generation_prompt=True, tokenize=False) for row in rows]
     inputs: dict[str, Any] = {"text": texts}
     if "image" in rows[0]:
         from PIL import Image
@@ -52,7 +52,7 @@ def _inputs(processor: Any, rows: Sequence[dict[str, Any]], folder: Path) -> dic
     return inputs
 
 
-def _messages(row: dict[str, Any]) -> list[dict[str, Any]]:
+def messages(row: dict[str, Any]) -> list[dict[str, Any]]:
     parts = {"<image>": [{"type": "image"}], "<audio>": [{"type": "audio"}]}
     return [{**message, "content": parts.get(message["content"], message["content"])} for message in row["prompt"]]
 
