@@ -28,6 +28,7 @@ class MediaFeatures:
     sha256: str  # of the item's source bytes
     tensors: dict[str, np.ndarray]
     num_tokens: int  # placeholder ids that the item takes in the expanded prompt
+    expansion: tuple[int, ...] = ()  # ids that replace the placeholder; () means num_tokens copies of it
 
 
 @dataclass
