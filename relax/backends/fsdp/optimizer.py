@@ -1,0 +1,126 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""AdamW over this rank's shards: one scaling and one clip a step, float32 masters, a learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from relax.backends.base import OptimizerSpec
+from relax.backends.fsdp.distributed import Ranks
+from relax.utils.errors import Divergence
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's piece, sharing storage."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def learning_rate(spec: OptimizerSpec, step: int) -> float:
+    """Of optimizer step `step`, counted from 0. Warm-up is linear and ends at `lr`; decay ends at `min_lr`."""
+    if step < spec.warmup_steps:
+        return spec.lr * (step + 1) / spec.warmup_steps
+    if spec.decay_style == "constant" or spec.decay_steps is None:
+        return spec.lr
+    span = max(spec.decay_steps - spec.warmup_steps, 1)
+    done = min(max(step + 1 - spec.warmup_steps, 0) / span, 1.0)
+    left = 1.0 - done if spec.decay_style == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return spec.min_lr + (spec.lr - spec.min_lr) * left
+
+
+@dataclass
+class Shard:
+    """One parameter on this rank. `master` is its float32 piece: the parameter's own storage unless that is bf16."""
+
+    name: str  # HF name
+    parameter: nn.Parameter  # a DTensor when sharded
+    master: nn.Parameter
+
+    @property
+    def separate(self) -> bool:
+        """The parameter is a rounded copy of the master."""
+        return not isinstance(self.parameter, DTensor) and self.parameter.dtype != torch.float32
+
+    @classmethod
+    def of(cls, name: str, parameter: nn.Parameter) -> Shard:
+        data = local(parameter.detach())
+        return cls(name, parameter, nn.Parameter(data if data.dtype == torch.float32 else data.float()))
+
+    def fold(self) -> None:
+        """Add a bf16 gradient to the float32 one after each micro-batch."""
+        if self.separate and self.parameter.grad is not None:
+            grad = self.parameter.grad.float()
+            self.master.grad = grad if self.master.grad is None else self.master.grad.add_(grad)
+            self.parameter.grad = None
+
+    def collect(self) -> Tensor | None:
+        """This rank's float32 gradient, or None when the parameter was not used."""
+        if not self.separate:
+            grad = self.parameter.grad
+            self.master.grad = None if grad is None else local(grad)
+        return self.master.grad
+
+    def clear(self) -> None:
+        self.parameter.grad = self.master.grad = None
+
+    def publish(self) -> None:
+        """Round the master into the parameter after an update."""
+        if self.separate:
+            self.parameter.data.copy_(self.master.data)
+
+
+class ShardedAdamW:
+    """One optimizer a rank. Matrices decay, vectors (norms, biases) do not."""
+
+    def __init__(self, shards: list[Shard], spec: OptimizerSpec, ranks: Ranks) -> None:
+        self.shards, self.spec, self.ranks = shards, spec, ranks
+        self.num_steps = 0
+        decayed = [s.master for s in shards if s.parameter.ndim >= 2]
+        other = [s.master for s in shards if s.parameter.ndim < 2]
+        groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": other, "weight_decay": 0.0}]
+        self.adam = torch.optim.AdamW(
+            [g for g in groups if g["params"]], lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True
+        )
+
+    @torch.no_grad()
+    def step(self, divisor: float) -> tuple[float, float]:
+        """Divide by `divisor`, clip, update, clear. Returns (norm of the divided gradient, learning rate)."""
+        grads = {shard.name: grad for shard in self.shards if (grad := shard.collect()) is not None}
+        norm = self._norm(grads) / divisor
+        if not math.isfinite(norm):
+            self._diverged(grads)
+        scale = 1.0 / divisor
+        if self.spec.clip_grad > 0:
+            scale *= min(1.0, self.spec.clip_grad / (norm + 1e-6))
+        if grads and scale != 1.0:
+            torch._foreach_mul_(list(grads.values()), scale)
+        rate = learning_rate(self.spec, self.num_steps)
+        for group in self.adam.param_groups:
+            group["lr"] = rate
+        self.adam.step()
+        self.num_steps += 1
+        for shard in self.shards:
+            shard.clear()
+            shard.publish()
+        return norm, rate
+
+    def _norm(self, grads: dict[str, Tensor]) -> float:
+        """Norm over all ranks. Squares are added in float64, in a fixed order."""
+        total = torch.zeros(1, dtype=torch.float64, device=self.ranks.device)
+        if grads:
+            total += torch.stack(torch._foreach_norm(list(grads.values()))).double().square().sum()
+        return float(self.ranks.sum(total)) ** 0.5
+
+    def _diverged(self, grads: dict[str, Tensor]) -> None:
+        bad = [name for name, grad in grads.items() if not bool(torch.isfinite(grad).all())]
+        names = sorted({name for part in self.ranks.gather(bad) for name in part})
+        shown = ", ".join(names[:5]) if names else "the norm of all gradients (each tensor is finite)"
+        raise Divergence(
+            f"optimizer step {self.num_steps}: not a finite gradient in {shown}"
+            f"{f' and {len(names) - 5} more' if len(names) > 5 else ''}; weights are unchanged. "
+            f"Lower --lr or --clip-grad, or look at the rewards and log-probs of this rollout"
+        )
