@@ -1,8 +1,8 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """The data bus: immutable blocks, keyed by (partition, table, uid).
 
-A *partition* is one rollout (`train_7`), a *table* is what one role writes (`rollout`, `ref`, `advantages`), a *uid* is a
-group id. Each role writes its own table; a reader joins tables by uid. The bus keeps no consumption bits and
+A *partition* is one rollout (`train_7`), a *table* is what one role writes (`rollout`, `ref`, `advantages`), a *uid*
+is a group id. Each role writes its own table; a reader joins tables by uid. The bus keeps no consumption bits and
 decides nothing: the scheduler says which uids a rank takes. It is a transport that may be lost at any time and
 is refilled from the trace.
 """
@@ -68,7 +68,7 @@ _DTYPE_NAMES = {text: name for name, text in _SAFETENSORS_DTYPES.items()}
 
 
 def encode_block(block: Block) -> bytes:
-    """Serialise as one safetensors file (columns sorted by name, the uid in `__metadata__`), so that any tool reads it."""
+    """Serialise as one safetensors file, columns sorted by name, the uid in `__metadata__`: any tool reads it."""
     header: dict[str, object] = {"__metadata__": {"uid": str(block.uid)}}
     parts, offset = [], 0
     for name in sorted(block.columns):
