@@ -124,21 +124,23 @@ async def get(url: str, *, timeout_s: float = 30.0) -> Any:
     return await request("GET", url, None, timeout_s=timeout_s)
 
 
-async def request(method: str, url: str, payload: Mapping[str, Any] | None, *, timeout_s: float) -> Any:
-    """One untapped call with bounded tries to connect."""
+async def request(
+    method: str, url: str, payload: Mapping[str, Any] | None, *, timeout_s: float, tries: int = MAX_TRIES
+) -> Any:
+    """One untapped call with at most `tries` tries to connect."""
     local = _find_local(url)
     if local is not None:
         client, path = local
         return await _call_local(client, method, url, path, payload, timeout_s)
     wait_s = FIRST_WAIT_S
-    for left in reversed(range(MAX_TRIES)):
+    for left in reversed(range(tries)):
         try:
             return await _call(method, url, payload, timeout_s)
         except TimeoutError as error:
             raise EngineLost(f"{method} {url} did not answer within {timeout_s:g} s") from error
         except _RETRIED as error:
             if not left:
-                raise EngineLost(f"{method} {url} cannot be reached after {MAX_TRIES} tries: {error}") from error
+                raise EngineLost(f"{method} {url} cannot be reached after {tries} tries: {error}") from error
         except aiohttp.ClientError as error:
             raise EngineLost(f"{method} {url} failed: {error!r}") from error
         await asyncio.sleep(wait_s)

@@ -1,0 +1,225 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""The request router as a process of its own: sglang-router in front of the engines, workers joining at run time.
+
+Retries and the circuit breaker are off: who asked decides what is tried again. The router's process watches a pipe
+from its parent and ends with it, so no router outlives a run, however the run dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from relax.schedule.clock import Clock
+from relax.utils.errors import EngineLost, InfrastructureError
+from relax.utils.http_utils import HttpError, get, request
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.05
+START_TRIES = 3  # a free port may be taken between its choice and its use
+STOP_WAIT_S = 5.0
+CALL_TIMEOUT_S = 10.0
+
+
+class RouterProcess:
+    """One router on this machine. Not started until `start`.
+
+    Args:
+        clock: time and sleep.
+        log_path: the router's output; None: discarded.
+        policy: the router's own word. `cache_aware` keeps the samples of a group on one engine, so that its prompt is
+            prefilled once.
+        host: address to bind.
+        request_timeout_s: of one request, engine time included.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        log_path: Path | None = None,
+        policy: str = "cache_aware",
+        host: str = "127.0.0.1",
+        request_timeout_s: int = 7200,
+    ) -> None:
+        self._clock, self._log_path, self._policy, self.host = clock, log_path, policy, host
+        self._request_timeout_s = request_timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self, *, deadline_s: float = 60.0) -> str:
+        """Start and wait until it answers -> its URL."""
+        end = self._clock.now() + deadline_s
+        for left in reversed(range(START_TRIES)):
+            self._launch()
+            try:
+                await self._wait_ready(end)
+            except InfrastructureError:
+                died = self._process is not None and self._process.poll() is not None
+                await self.stop()
+                if not died or not left:
+                    raise
+            except BaseException:
+                await self.stop()
+                raise
+            else:
+                logger.info("router ready url=%s pid=%s policy=%s", self.url, self.pid, self._policy)
+                return self.url
+        raise AssertionError("unreachable")
+
+    def command(self, port: int, prometheus_port: int) -> list[str]:
+        """The command line."""
+        return [
+            sys.executable,
+            "-m",
+            "relax.engine.router.launch",
+            "--host",
+            self.host,
+            "--port",
+            str(port),
+            "--policy",
+            self._policy,
+            "--prometheus-host",
+            "127.0.0.1",
+            "--prometheus-port",
+            str(prometheus_port),
+            "--log-level",
+            "warn",
+            "--disable-retries",
+            "--disable-circuit-breaker",
+            "--request-timeout-secs",
+            str(self._request_timeout_s),
+            "--worker-startup-check-interval",
+            "1",
+            "--shutdown-grace-period-secs",
+            "1",
+        ]
+
+    def _launch(self) -> None:
+        self.port, prometheus_port = free_ports(self.host, 2)
+        log: IO[bytes] | int = subprocess.DEVNULL
+        if self._log_path is not None:
+            self._log_path.parent.mkdir(parents=True, exist_ok=True)
+            log = self._log_path.open("ab")
+        try:
+            self._process = subprocess.Popen(
+                self.command(self.port, prometheus_port),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        finally:
+            if not isinstance(log, int):
+                log.close()
+
+    async def _wait_ready(self, end: float) -> None:
+        while True:
+            self._check_alive()
+            try:
+                await request("GET", f"{self.url}/workers", None, timeout_s=CALL_TIMEOUT_S, tries=1)
+                return
+            except EngineLost as error:
+                if self._clock.now() >= end:
+                    raise EngineLost(
+                        f"the router at {self.url} did not answer in time; log: {self._log_path}"
+                    ) from error
+            await self._clock.sleep(POLL_S)
+
+    def _check_alive(self) -> None:
+        code = None if self._process is None else self._process.poll()
+        if self._process is None or code is not None:
+            raise EngineLost(f"the router is not running (exit code {code}); log: {self._log_path}")
+
+    # ------------------------------------------------------------------ workers
+
+    async def workers(self) -> list[dict[str, Any]]:
+        """The router's list: `url`, `id`, `is_healthy` and more of each worker."""
+        self._check_alive()
+        answer = await get(f"{self.url}/workers", timeout_s=CALL_TIMEOUT_S)
+        return list(answer["workers"])
+
+    async def add_worker(self, url: str, *, deadline_s: float = 60.0) -> None:
+        """Add an engine; returns when the router lists it as healthy. A listed URL is a no-op.
+
+        The router answers 202 to any URL and joins it in the background, so an unreachable one shows only by not
+        being listed: then `EngineLost` names it.
+        """
+        end = self._clock.now() + deadline_s
+        if await self._find(url) is None:
+            await request("POST", f"{self.url}/workers", {"url": url}, timeout_s=CALL_TIMEOUT_S)
+        while True:
+            worker = await self._find(url)
+            if worker is not None and worker.get("is_healthy", True):
+                logger.info("worker added url=%s", url)
+                return
+            if self._clock.now() >= end:
+                state = "is listed as unhealthy" if worker is not None else "is not listed"
+                raise EngineLost(f"worker {url} {state} {deadline_s:g} s after it was added; does it answer /health?")
+            await self._clock.sleep(POLL_S)
+
+    async def remove_worker(self, url: str, *, deadline_s: float = 30.0) -> None:
+        """Remove an engine; returns when the router no longer lists it. An unknown URL is a no-op."""
+        end = self._clock.now() + deadline_s
+        worker = await self._find(url)
+        if worker is None:
+            return
+        try:
+            await request("DELETE", f"{self.url}/workers/{worker['id']}", None, timeout_s=CALL_TIMEOUT_S)
+        except HttpError as error:
+            if error.status != 404:
+                raise
+        while await self._find(url) is not None:
+            if self._clock.now() >= end:
+                raise EngineLost(f"worker {url} is still listed {deadline_s:g} s after its removal")
+            await self._clock.sleep(POLL_S)
+        logger.info("worker removed url=%s", url)
+
+    async def _find(self, url: str) -> dict[str, Any] | None:
+        wanted = url.rstrip("/")
+        return next((w for w in await self.workers() if w["url"].rstrip("/") == wanted), None)
+
+    async def stop(self) -> None:
+        """End the process and wait for it. Idempotent."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        end = self._clock.now() + STOP_WAIT_S
+        while process.poll() is None and self._clock.now() < end:
+            await self._clock.sleep(POLL_S)
+        with contextlib.suppress(ProcessLookupError):  # all of its group has ended
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(timeout=STOP_WAIT_S)
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+def free_ports(host: str, count: int) -> Sequence[int]:
+    """`count` different ports that are free now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for held in sockets:
+            held.bind((host, 0))
+        return [held.getsockname()[1] for held in sockets]
+    finally:
+        for held in sockets:
+            held.close()
