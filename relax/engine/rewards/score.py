@@ -1,0 +1,206 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""`RewardScorer` fills `sample.reward`: who scores a sample, within which limits, and what a failure does.
+
+Order of choice: `--custom-rm-path`, then the row's `metadata.rm_type`, then `--rm-type`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import traceback
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from relax.engine.rewards.builtin import REMOTE, SCORE_KEY, built_in_reward, is_known, known_names
+from relax.engine.rewards.custom import CustomReward
+from relax.engine.rewards.math_check import quick_verdict
+from relax.engine.rewards.remote import RemoteReward
+from relax.engine.rewards.values import sample_name, store_reward
+from relax.engine.rewards.worker_pool import ScoringTimeout, WorkerPool
+from relax.schedule.clock import Clock, RealClock
+from relax.utils.errors import ConfigError, UserCodeError
+from relax.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+MATH_FUNCTION = "relax.engine.rewards.math_check.equal_answers"
+FAILURE_POLICIES = ("drop", "zero", "fail")
+ERROR_KEY = "reward_error"  # of Sample.train_metadata: why a sample has no reward of its own
+
+
+class RewardScorer:
+    """Scores samples concurrently; a sample that cannot be scored follows `on_failure`, and the run goes on.
+
+    on_failure  drop: reward NaN and `remove_sample`, so it trains nothing and has no say in its group's mean;
+                zero: reward 0.0; fail: `UserCodeError`.
+    A failure is an exception, a time-out, None or NaN. It is counted in `counts`, and its text is kept in
+    `sample.train_metadata["reward_error"]`. A function that returns the wrong kind or number of values is a bug, not
+    a failure: it always raises `UserCodeError`.
+    """
+
+    def __init__(
+        self,
+        *,
+        rm_type: str | None = None,
+        custom_rm_path: str | None = None,
+        group_rm: bool = False,
+        reward_key: str | None = None,
+        rm_url: str | None = None,
+        args: Any = None,
+        max_concurrency: int = 64,
+        num_workers: int = 2,
+        timeout_s: float = 120.0,
+        math_timeout_s: float = 10.0,
+        on_failure: str = "drop",
+        clock: Clock | None = None,
+    ) -> None:
+        if on_failure not in FAILURE_POLICIES:
+            raise ConfigError(f"--reward-failure-policy {on_failure!r} is unknown; known are {FAILURE_POLICIES}")
+        if group_rm and custom_rm_path is None:
+            raise ConfigError("--group-rm scores whole groups with a function of yours: set --custom-rm-path too")
+        if rm_type is not None and custom_rm_path is None:
+            _check_name(rm_type, "--rm-type", rm_url)
+        self.counts: Counter[str] = Counter()  # scored, errors, timeouts, invalid
+        self.seconds = 0.0  # summed over scored calls, waiting for a permit excluded
+        self._rm_type = rm_type
+        self._reward_key = reward_key
+        self._group_rm = group_rm
+        self._rm_url = rm_url
+        self._timeout_s = timeout_s  # one sample
+        self._math_timeout_s = min(math_timeout_s, timeout_s)  # one symbolic comparison
+        self._on_failure = on_failure
+        self._clock = clock or RealClock()
+        self._permits = asyncio.Semaphore(max_concurrency)
+        self._pool = WorkerPool(num_workers)
+        self._custom = CustomReward(custom_rm_path, args, group=group_rm) if custom_rm_path else None
+        self._remote = RemoteReward(rm_url, self._clock) if rm_url else None
+
+    async def score(self, samples: Sequence[Sample]) -> None:
+        """Fill the reward of every sample that has none. With --group-rm, `samples` is one whole group."""
+        waiting = [sample for sample in samples if sample.reward is None]
+        if not waiting:
+            return
+        if self._group_rm and self._custom is not None:
+            await self._score_group(self._custom, samples)
+            return
+        tasks = [asyncio.ensure_future(self._score_one(sample)) for sample in waiting]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _score_one(self, sample: Sample) -> None:
+        name = self._name(sample)
+        try:
+            value = await self._limited(lambda: self._value(name, sample))
+        except (UserCodeError, ConfigError):
+            raise
+        except Exception as error:  # the sample is told (train_metadata), the log and the counters
+            self._failed([sample], name, _kind(error), _text(error))
+            return
+        self._store(sample, value, name)
+
+    async def _score_group(self, custom: CustomReward, samples: Sequence[Sample]) -> None:
+        try:
+            values = await self._limited(lambda: custom.group(samples))
+        except (UserCodeError, ConfigError):
+            raise
+        except Exception as error:  # the samples are told (train_metadata), the log and the counters
+            self._failed(samples, custom.path, _kind(error), _text(error))
+            return
+        for sample, value in zip(samples, values, strict=True):
+            self._store(sample, value, custom.path)
+
+    async def _limited(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Await `call()` under a permit and within the time limit."""
+        async with self._permits:
+            start = self._clock.now()
+            try:
+                async with asyncio.timeout(self._timeout_s) as limit:
+                    return await call()
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise ScoringTimeout(f"scoring took longer than {self._timeout_s:g} s") from None
+            finally:
+                self.seconds += self._clock.now() - start
+
+    def _name(self, sample: Sample) -> str:
+        """Who scores the sample: the custom path, or a known built-in name."""
+        if self._custom is not None:
+            return self._custom.path
+        own = sample.metadata.get("rm_type")
+        name = own or self._rm_type
+        if name is None:
+            raise ConfigError(
+                f"sample {sample_name(sample)} has no reward: set --rm-type (one of {', '.join(known_names())}), "
+                "--custom-rm-path, or metadata.rm_type in its row"
+            )
+        if own:
+            _check_name(own, f"metadata.rm_type of sample {sample_name(sample)}", self._rm_url)
+        return name
+
+    async def _value(self, name: str, sample: Sample) -> Any:
+        if self._custom is not None:
+            return await self._custom.one(sample)
+        if name == REMOTE and self._remote is not None:
+            return await self._remote(sample)
+        return await built_in_reward(name, sample, self._equal)
+
+    async def _equal(self, answer: str, gold: str) -> bool:
+        verdict = quick_verdict(answer, gold)
+        if verdict is not None:
+            return verdict
+        return await self._pool.call(MATH_FUNCTION, answer, gold, timeout_s=self._math_timeout_s)
+
+    def _store(self, sample: Sample, value: Any, name: str) -> None:
+        key = self._reward_key
+        if key is None and self._custom is None and isinstance(value, dict):
+            key = next((k for k in (SCORE_KEY, "reward") if k in value), None)
+        score = store_reward(sample, value, path=name, reward_key=key)
+        if score is None or not math.isfinite(score):
+            self._failed([sample], name, "invalid", f"the reward is {score}")
+            return
+        if self._reward_key is None:
+            sample.reward = score  # a built-in's dict: its other numbers stay in reward_parts
+        self.counts["scored"] += 1
+
+    def _failed(self, samples: Sequence[Sample], name: str, kind: str, text: str) -> None:
+        """Apply the policy to samples without a score. `kind` is the counter: errors, timeouts or invalid."""
+        for sample in samples:
+            self.counts[kind] += 1
+            last_line = text.strip().rpartition("\n")[2]
+            logger.warning(
+                "no reward sample=%s from=%s kind=%s policy=%s: %s",
+                sample_name(sample), name, kind, self._on_failure, last_line,
+            )  # fmt: skip
+            if self._on_failure == "fail":
+                raise UserCodeError(text, path=name, sample=sample_name(sample))
+            sample.train_metadata[ERROR_KEY] = text
+            sample.reward = 0.0 if self._on_failure == "zero" else math.nan
+            sample.remove_sample = sample.remove_sample or self._on_failure == "drop"
+
+    async def close(self) -> None:
+        """End the workers and the HTTP session."""
+        await self._pool.close()
+        if self._remote is not None:
+            await self._remote.close()
+
+
+def _check_name(name: str, source: str, rm_url: str | None) -> None:
+    if not is_known(name):
+        raise ConfigError(f"{source} {name!r} is unknown; known are {', '.join(known_names())}")
+    if name == REMOTE and not rm_url:
+        raise ConfigError(f"{source} {REMOTE} needs --rm-url")
+
+
+def _kind(error: Exception) -> str:
+    return "timeouts" if isinstance(error, ScoringTimeout) else "errors"
+
+
+def _text(error: Exception) -> str:
+    """The error with its traceback: where in the user's function it arose."""
+    return "".join(traceback.format_exception(error))
