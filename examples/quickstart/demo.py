@@ -54,6 +54,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="optimizer steps of the reinforcement learning")
     parser.add_argument("--run-dir", type=Path, help="folder of the run (default: runs/quickstart-...)")
+    parser.add_argument("--prepare-only", action="store_true", help="stop after the supervised cold start")
     parser.add_argument("train_args", nargs="*", help="after --: more flags for relax.entrypoints.train")
     return parser.parse_args(argv)
 
@@ -223,7 +224,12 @@ class Demo:
 
 
 def main(argv: list[str] | None = None) -> None:
-    result = Demo(parse(argv), lambda text: print(text, flush=True)).run()
+    options = parse(argv)
+    demo = Demo(options, lambda text: print(text, flush=True))
+    if options.prepare_only:
+        demo.supervise(demo.prepare()[0])
+        return
+    result = demo.run()
     print(report.result_line(result), flush=True)
 
 

@@ -1,5 +1,7 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 import json
+import os
+import subprocess
 
 import numpy as np
 import pytest
@@ -117,3 +119,43 @@ def test_the_sglang_form_is_the_same_model_under_the_thinkers_prefix(model, tmp_
     assert set(whole) == {f"thinker.{name}" for name in thinker}
     assert all(whole[f"thinker.{name}"].equal(tensor) for name, tensor in thinker.items())
     assert (tmp_path / "chat_template.jinja").exists()
+
+
+def test_the_launch_script_says_what_the_demo_runs(tmp_path):
+    from examples.quickstart.demo import JOBS, ROOT, parse, train_flags
+
+    (tmp_path / "hf_before").mkdir()
+    (tmp_path / "hf_before" / "config.json").touch()
+    echo = tmp_path / "echo"
+    echo.write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\n')
+    echo.chmod(0o755)
+    out = subprocess.run(
+        [ROOT / "scripts/training/quickstart/run-digits-omni-cpu.sh", "--extra"],
+        env={**os.environ, "PYTHON": str(echo), "RUN_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words = out.stdout.splitlines()
+    assert words[:2] == ["-m", "relax.entrypoints.train"]
+    demo = train_flags(parse([]), JOBS["image"], tmp_path)
+    assert sorted(words[2:]) == sorted([*demo, "--extra"])
+
+
+def test_the_result_states_the_curve_and_is_one_line_of_json(tmp_path):
+    from examples.quickstart.report import result_line, reward_curve
+
+    path = tmp_path / "metrics.jsonl"
+    rows = [
+        {"step": 1, "rollout/reward/mean": 0.5},
+        {"step": 0, "rollout/reward/mean": 0.25},
+        {"step": 1, "train/lr": 1},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert reward_curve(path) == [0.25, 0.5]
+    line = result_line({"heldout_after": 0.123456789, "max_engine_trainer_diff": 1.19e-7, "exact": None})
+    assert json.loads(line.removeprefix("RESULT ")) == {
+        "heldout_after": 0.123457,
+        "max_engine_trainer_diff": 1.19e-7,
+        "exact": None,
+    }
