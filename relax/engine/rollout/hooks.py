@@ -206,6 +206,14 @@ def checked_samples(hook: GenerateHook, sample: Sample, result: Any, recorder: S
             raise GenerateFailed(error.reason, str(error), path=hook.path, sample=name_of(sample)) from error
         except ValueError as error:
             raise GenerateFailed("bad_sample", str(error), path=hook.path, sample=name_of(sample)) from error
+        if recorder.prefix_breaks:
+            returned.train_metadata["prefix_breaks"] = recorder.prefix_breaks
+            logger.warning(
+                "prefix break path=%s sample=%s turns=%d: the engine answered another context than these tokens",
+                hook.path,
+                name_of(sample),
+                recorder.prefix_breaks,
+            )
         if aborted:
             returned.status = Sample.Status.ABORTED
     return samples

@@ -112,6 +112,7 @@ class SampleRecorder:
         self._group, self._index, self._attempt = sample.group_index or 0, sample.index or 0, sample.attempt
         self._turn = first_turn
         self.answers: list[Answer] = []
+        self.prefix_breaks = 0  # used answers whose input was not the tokens in front of them
         self.in_flight: set[str] = set()
 
     @property
@@ -169,6 +170,7 @@ class SampleRecorder:
         length = sample.response_length
         response = sample.tokens[len(sample.tokens) - length :] if length else []
         found: list[tuple[int, float | None] | None] = [None] * length  # (version, log-prob) of a place
+        self.prefix_breaks = 0
         placed = self._placed(sample, response)
         for start, answer in placed:
             for offset in range(min(len(answer.ids), length - start)):
@@ -194,12 +196,16 @@ class SampleRecorder:
         best: dict[int, tuple[int, Answer]] = {}
         cursor = 0
         for answer in self.answers:
-            start = _exact_place(answer, sample, response)
+            if not answer.ids:
+                continue
+            exact = _exact_place(answer, sample, response)
+            start = _search_place(answer.ids, response, sample.loss_mask or [], cursor) if exact is None else exact
             if start is None:
-                start = _search_place(answer.ids, response, sample.loss_mask or [], cursor)
-            if start is None or not answer.ids:
                 continue
             common = _common(answer.ids, response[start:])
+            # where media are expanded between turns, the input cannot be compared by place
+            if exact is None and common and answer.input_ids is not None and not sample.multimodal_inputs:
+                self.prefix_breaks += 1
             if common and common >= best.get(start, (0, answer))[0]:
                 best[start] = (common, answer)
                 cursor = max(cursor, start + common)

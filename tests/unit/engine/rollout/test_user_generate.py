@@ -39,7 +39,7 @@ def build_env(sample: Sample, args: Any) -> TwoTurnEnv:
 
 # --- the documented function, its code character for character
 # fmt: off
-# ruff: noqa: E501, E702
+# ruff: noqa: B007, E501, E701, E702, RUF059
 async def generate(args, sample: Sample, sampling_params) -> Sample:
     state = GenerateState(args)
     url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
@@ -316,6 +316,25 @@ async def test_an_answer_cut_off_by_the_engine_makes_the_sample_aborted(engine):
     engine.edit = edit
     (out,) = await call(one_request(lambda s: None), None, Sample(group_index=4, index=1))
     assert out.status is Sample.Status.ABORTED
+
+
+async def test_an_answer_to_another_context_is_trained_as_sampled_and_reported(engine, caplog):
+    """T1: the second turn's prompt was rendered anew and lost a token, so it does not extend the first turn."""
+
+    async def rerender(args, sample, sampling_params):
+        url = "http://10.0.0.1:3000/generate"
+        first = await post(url, {"input_ids": [2, 3], "sampling_params": sampling_params})
+        stripped = [2, 3, *first["output_ids"][1:]]
+        second = await post(url, {"input_ids": stripped, "sampling_params": sampling_params})
+        return fill(sample, [2, 3], first, second)
+
+    (out,) = await call(rerender, None, Sample(group_index=4, index=1))
+    assert out.weight_versions == [0] * 10
+    assert out.train_metadata["prefix_breaks"] == 1
+    assert "prefix break path=user.generate sample=4.1 turns=1" in caplog.text
+
+    (whole,) = await call(one_request(lambda s: None), None, Sample(group_index=4, index=1))
+    assert "prefix_breaks" not in whole.train_metadata
 
 
 async def test_two_ids_stay_two_ids(engine, tokenizer_folder):

@@ -1,0 +1,172 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""The default generate function, its media payloads, and the sampling parameters."""
+
+from __future__ import annotations
+
+import base64
+import io
+from types import SimpleNamespace
+
+import pytest
+
+from relax.engine.rollout.generate import generate
+from relax.engine.rollout.media_payload import MediaPayloads, data_uri
+from relax.engine.rollout.recorder import SampleRecorder, token_versions
+from relax.engine.rollout.sampling import SamplingOptions
+from relax.utils.errors import DataError, InfrastructureError
+from relax.utils.http_utils import recording, register_local, unregister_local
+from relax.utils.types import Sample
+from tests.fake_engine import FakeEngine, log_prob_of
+
+URL = "http://10.0.0.4:3000"
+ARGS = SimpleNamespace(sglang_router_ip="10.0.0.4", sglang_router_port=3000)
+PARAMS = SamplingOptions(max_response_len=6).params()
+
+
+@pytest.fixture
+def engine():
+    engine = FakeEngine()
+    register_local(URL, engine)
+    yield engine
+    unregister_local(URL)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "status", "finish", "stop"),
+    [
+        (4, Sample.Status.COMPLETED, "stop", 1),
+        (40, Sample.Status.TRUNCATED, "length", None),
+    ],
+)
+async def test_status_and_stop_follow_the_engine(engine, tokens, status, finish, stop):
+    """P10."""
+    engine.num_tokens = lambda payload: tokens
+    engine.version = 4
+    sample = await generate(ARGS, Sample(tokens=[2, 3], group_index=1, index=0), PARAMS)
+    assert (sample.status, sample.finish_reason, sample.matched_stop) == (status, finish, stop)
+    length = min(tokens, 6)
+    assert sample.response_length == length
+    assert sample.tokens[:2] == sample.rollout_tokens == [2, 3]
+    assert sample.rollout_log_probs == [log_prob_of(t) for t in sample.tokens[2:]]
+    assert sample.weight_versions == [4] * length
+    assert sample.loss_mask == [1] * length
+
+
+@pytest.mark.parametrize("matched", [151645, 151643, "</answer>"])
+async def test_each_kind_of_stop_is_kept(engine, matched):
+    """P10: end token, second end token, stop string."""
+
+    def edit(payload, answer):
+        answer["meta_info"]["finish_reason"] = {"type": "stop", "matched": matched}
+        return answer
+
+    engine.edit = edit
+    sample = await generate(ARGS, Sample(tokens=[2, 3]), PARAMS)
+    assert (sample.finish_reason, sample.matched_stop) == ("stop", matched)
+
+
+async def test_media_go_unexpanded_with_data_uris_and_train_expanded(engine):
+    png = b"\x89PNG\r\n\x1a\nrest"
+    sample = Sample(
+        rollout_tokens=[2, 9, 3],  # one placeholder, as sent
+        tokens=[2, 9, 9, 9, 9, 3],  # four placeholders, as trained
+        multimodal_inputs={"image": [png], "audio": []},
+        group_index=1,
+        index=0,
+    )
+    recorder = SampleRecorder(seed=1, stream="sample", sample=sample)
+    with recording(recorder):
+        sample = await generate(ARGS, sample, PARAMS)
+    assert engine.requests[0]["input_ids"] == [2, 9, 3]
+    assert engine.requests[0]["image_data"] == ["data:image/png;base64," + base64.b64encode(png).decode()]
+    assert "audio_data" not in engine.requests[0]
+    assert sample.tokens[:6] == [2, 9, 9, 9, 9, 3]
+    assert len(sample.tokens) == 6 + sample.response_length
+    assert recorder.settle(sample) is False  # the answer is found behind the expanded prompt
+    assert sample.weight_versions == [0] * 5
+
+
+async def test_missing_log_probs_are_an_error_that_says_how_many(engine):
+    def edit(payload, answer):
+        answer["meta_info"]["output_token_logprobs"].pop()
+        return answer
+
+    engine.edit = edit
+    with pytest.raises(InfrastructureError, match="5 ids but 4 log-probs"):
+        await generate(ARGS, Sample(tokens=[2, 3]), PARAMS)
+
+
+async def test_media_without_prepared_ids_is_refused(engine):
+    with pytest.raises(DataError, match=r"sample 3\.1 has media but no prepared prompt ids"):
+        await generate(ARGS, Sample(multimodal_inputs={"image": [b"x"]}, group_index=3, index=1), PARAMS)
+
+
+def test_media_of_a_group_are_encoded_once(tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(b"\x89PNGfirst")
+    inputs, payloads = {"image": [str(path)]}, MediaPayloads()
+    first = payloads.get(inputs)
+    path.write_bytes(b"\x89PNGsecond")
+    assert payloads.get(inputs) is first
+    assert payloads.get({"image": [str(path)]}) != first
+
+
+def test_every_documented_form_of_an_item_becomes_a_uri(tmp_path):
+    from PIL import Image
+
+    path = tmp_path / "sound.wav"
+    path.write_bytes(b"RIFF....WAVE")
+    body = base64.b64encode(b"RIFF....WAVE").decode()
+    assert data_uri(str(path), "audio").endswith(body)
+    assert data_uri({"bytes": b"RIFF....WAVE", "path": None}, "audio") == f"data:audio/wav;base64,{body}"
+    assert data_uri({"bytes": None, "path": str(path)}, "audio").endswith(body)
+    assert data_uri("https://x.org/a.png", "image") == "https://x.org/a.png"
+    assert data_uri("data:image/png;base64,AA==", "image") == "data:image/png;base64,AA=="
+    picture = Image.new("RGB", (2, 3), (10, 20, 30))
+    sent = base64.b64decode(data_uri(picture, "image").split(",")[1])
+    assert Image.open(io.BytesIO(sent)).getpixel((1, 2)) == (10, 20, 30)
+    with pytest.raises(DataError, match="cannot read image"):
+        data_uri(str(tmp_path / "none.png"), "image")
+    with pytest.raises(DataError, match="a int is no image"):
+        data_uri(3, "image")
+
+
+def test_sampling_params_keep_the_stop_in_the_ids():
+    params = SamplingOptions(max_response_len=8, top_k=5, stop=("</a>",), stop_token_ids=(7,)).params()
+    assert params == {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 5,
+        "max_new_tokens": 8,
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+        "spaces_between_special_tokens": False,
+        "stop": ["</a>"],
+        "stop_token_ids": [7],
+    }
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "flag"),
+    [
+        ("max_response_len", 0, "--rollout-max-response-len"),
+        ("temperature", -1.0, "--rollout-temperature"),
+        ("top_p", 0.0, "--rollout-top-p"),
+        ("top_k", 0, "--rollout-top-k"),
+    ],
+)
+def test_wrong_sampling_options_name_their_flag(field, value, flag):
+    with pytest.raises(ValueError, match=flag):
+        SamplingOptions(**{"max_response_len": 8, field: value})
+
+
+def test_version_spans_must_cover_every_token():
+    assert token_versions({"weight_version": "default"}, 2) == (0, 0)
+    spans = [{"version": "2", "start": 0, "end": 1}, {"version": 3, "start": 1, "end": 3}]
+    assert token_versions({"weight_versions": spans}, 3) == (2, 3, 3)
+    with pytest.raises(InfrastructureError, match="do not cover 4 tokens"):
+        token_versions({"weight_versions": spans}, 4)
+    with pytest.raises(InfrastructureError, match="gap or overlap"):
+        token_versions({"weight_versions": spans[1:]}, 2)
+    with pytest.raises(InfrastructureError, match="'retract', which is not a number"):
+        token_versions({"weight_version": "retract"}, 1)
