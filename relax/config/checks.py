@@ -1,18 +1,272 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
-"""Rules between flags. Each rule only rejects; all that are broken are told together."""
+"""Rules between flags. A rule only rejects, never edits; all that are broken are told together."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from relax.config.flags import option_name
+from relax.config.resources import SHARED
 from relax.utils.errors import ConfigError
 
 if TYPE_CHECKING:
     from relax.config.run import RunConfig
 
+Rule = Callable[["RunConfig"], Iterator[str]]
+
 
 def check_run(config: RunConfig) -> None:
-    """Raise ConfigError with every broken rule."""
-    missing = [name for name in ("hf_checkpoint", "prompt_data", "rollout_batch_size") if config.value(name) is None]
-    if missing:
-        raise ConfigError("missing flags: " + ", ".join("--" + name.replace("_", "-") for name in missing))
+    """Raise ConfigError with the text of every broken rule, one a line."""
+    check_present(config)
+    problems = [problem for rule in RULES for problem in rule(config)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def check_present(config: RunConfig) -> None:
+    """What no run can do without. The other rules rely on it."""
+    missing = [name for name in ("hf_checkpoint", "prompt_data") if config.value(name) is None]
+    lines = [f"{option_name(name)} is missing: {_WHY[name]}" for name in missing]
+    if config.rollout.rollout_batch_size is None:
+        lines.append("--rollout-batch-size is missing: prompts of one round (or --global-batch-size, to derive it)")
+    if config.rollout.num_rollout is None and config.rollout.num_epoch is None:
+        lines.append("--num-rollout (rounds) or --num-epoch (passes over the prompts) is missing")
+    for role in SHARED:
+        if role not in config.resource:
+            lines.append(f'--resource has no entry "{role}"; it has {", ".join(config.resource)}')
+    if lines:
+        raise ConfigError("\n".join(lines))
+
+
+_WHY = {
+    "hf_checkpoint": "the Hugging Face folder of the model",
+    "prompt_data": "the .jsonl or .parquet file (or folder, or list) of the prompts",
+}
+
+
+def batch_sizes(config: RunConfig) -> Iterator[str]:
+    prompts, per_prompt = config.rollout.rollout_batch_size, config.rollout.n_samples_per_prompt
+    batch, steps, samples = (
+        config.train.global_batch_size,
+        config.train.num_steps_per_rollout,
+        config.samples_per_rollout,
+    )
+    product = f"--rollout-batch-size {prompts} x --n-samples-per-prompt {per_prompt} = {samples} samples a round"
+    if samples % batch:
+        near = _batches_near(samples, per_prompt, batch)
+        yield f"{product}, which --global-batch-size {batch} does not divide: use {near}"
+        return
+    if batch % per_prompt:
+        yield (
+            f"--global-batch-size {batch} must hold whole groups of --n-samples-per-prompt {per_prompt}: "
+            f"use a multiple of {per_prompt}"
+        )
+    elif (batch // per_prompt) % config.cluster.num_iters_per_train_update:
+        yield (
+            f"--num-iters-per-train-update {config.cluster.num_iters_per_train_update} does not divide the "
+            f"{batch // per_prompt} prompts of one optimizer step"
+        )
+    if steps != samples // batch:
+        made = samples // batch
+        yield f"{product} and --global-batch-size {batch} make {made} steps, not --num-steps-per-rollout {steps}"
+    over = config.rollout.over_sampling_batch_size
+    if over < prompts:
+        yield f"--over-sampling-batch-size {over} must be at least --rollout-batch-size {prompts}"
+    if per_prompt == 1 and not config.algorithm.disable_rewards_normalization:
+        yield (
+            "--n-samples-per-prompt 1 leaves grpo nothing to compare a response with, so every advantage is 0: "
+            "use at least 2, or --disable-rewards-normalization"
+        )
+
+
+def _batches_near(samples: int, per_prompt: int, wanted: int) -> str:
+    """Batch sizes next to `wanted` that divide `samples` and hold whole groups."""
+    sizes = [size for size in range(per_prompt, samples + 1, per_prompt) if samples % size == 0]
+    below = [size for size in sizes if size < wanted][-1:]
+    above = [size for size in sizes if size > wanted][:1]
+    return " or ".join(map(str, below + above))
+
+
+def micro_batches(config: RunConfig) -> Iterator[str]:
+    if config.train.use_dynamic_batch_size and config.train.max_tokens_per_gpu is None:
+        yield "--use-dynamic-batch-size needs --max-tokens-per-gpu: tokens of one micro-batch on one rank"
+    if config.train.max_tokens_per_gpu is not None and not config.train.use_dynamic_batch_size:
+        yield "--max-tokens-per-gpu has no effect without --use-dynamic-batch-size: add it"
+
+
+def modes(config: RunConfig) -> Iterator[str]:
+    cluster = config.cluster
+    if cluster.fully_async and cluster.colocate:
+        yield (
+            "--fully-async and --colocate exclude each other: async roles own their cards. Both together is what "
+            "--hybrid stands for, known but not available in this version; keep one of the two"
+        )
+    elif cluster.max_staleness > 0 and not cluster.fully_async:
+        yield (
+            f"--max-staleness {cluster.max_staleness} needs --fully-async: "
+            f"{'with --colocate' if cluster.colocate else 'otherwise'} generation and training alternate, so use 0"
+        )
+    if cluster.update_weights_interval - 1 > cluster.max_staleness:
+        yield (
+            f"--update-weights-interval {cluster.update_weights_interval} would stop the run: engines may lag "
+            f"--max-staleness {cluster.max_staleness} rollouts, so no new group could start before the next update; "
+            f"use an interval of at most {cluster.max_staleness + 1}, "
+            f"or --max-staleness {cluster.update_weights_interval - 1}"
+        )
+    if cluster.inline and cluster.bus != "local":
+        yield f"--inline runs all roles in one process: use --bus local, not {cluster.bus}"
+
+
+def resources(config: RunConfig) -> Iterator[str]:
+    cluster, roles = config.cluster, config.resource
+    cards, per_engine = roles["rollout"].gpus, cluster.rollout_num_gpus_per_engine
+    if cards % per_engine:
+        yield f"--rollout-num-gpus-per-engine {per_engine} does not divide the {cards} cards of rollout in --resource"
+    if cluster.rollout_num_gpus not in (None, cards):
+        yield f"--rollout-num-gpus {cluster.rollout_num_gpus} contradicts --resource, which gives rollout {cards}"
+    nodes, each = cluster.actor_num_nodes, cluster.actor_num_gpus_per_node
+    if nodes is not None and each is not None and nodes * each != roles["actor"].gpus:
+        yield (
+            f"--actor-num-nodes {nodes} x --actor-num-gpus-per-node {each} contradicts --resource, "
+            f"which gives actor {roles['actor'].gpus}"
+        )
+    present = ", ".join(roles)
+    if cluster.fully_async and config.uses_kl and "reference" not in roles:
+        yield (
+            f'--fully-async with a KL term needs "reference" in --resource, which has {present}: '
+            'add "reference": [1, 1]'
+        )
+    if cluster.fully_async and config.old_log_probs == "old" and "actor_fwd" not in roles:
+        yield (
+            f'--fully-async needs "actor_fwd" in --resource, which has {present}, to compute old log-probs: add '
+            '"actor_fwd": [1, 1], or take the engines\' by --use-rollout-logprobs'
+        )
+
+
+def sampling(config: RunConfig) -> Iterator[str]:
+    rollout = config.rollout
+    if rollout.rollout_temperature == 0:
+        yield (
+            "--rollout-temperature 0 cannot be trained on: every response of a group is the same and log-probs divide "
+            "by 0; use 1.0 (evaluation may be greedy by --eval-temperature 0)"
+        )
+    if rollout.rollout_top_p < 1 or rollout.rollout_top_k > 0:
+        given = f"--rollout-top-p {rollout.rollout_top_p}" if rollout.rollout_top_p < 1 else ""
+        given = given or f"--rollout-top-k {rollout.rollout_top_k}"
+        yield (
+            f"{given} cannot be trained on: log-probs need the set of tokens that were left, which no engine of this "
+            "version returns; use 1.0 and -1 (evaluation may restrict by --eval-top-p and --eval-top-k)"
+        )
+
+
+def lengths(config: RunConfig) -> Iterator[str]:
+    rollout, evaluation = config.rollout, config.eval
+    for prefix, prompt, response, context in (
+        ("rollout", rollout.rollout_max_prompt_len, rollout.rollout_max_response_len, rollout.rollout_max_context_len),
+        ("eval", evaluation.eval_max_prompt_len, evaluation.eval_max_response_len, evaluation.eval_max_context_len),
+    ):
+        if context is None:
+            continue
+        if prompt is not None and prompt > context - 1:
+            yield f"--{prefix}-max-prompt-len {prompt} must be below --{prefix}-max-context-len {context}"
+        if prefix == "rollout" and response > context - 1:
+            yield f"--{prefix}-max-response-len {response} must be below --{prefix}-max-context-len {context}"
+        if context > rollout.engine_max_total_tokens:
+            yield (
+                f"--{prefix}-max-context-len {context} does not fit --engine-max-total-tokens "
+                f"{rollout.engine_max_total_tokens}: raise it"
+            )
+    for name in ("image_{}_tokens", "video_{}_tokens", "video_{}_frames"):
+        low, high = (config.value(name.format(word)) for word in ("min", "max"))
+        if low > high:
+            options = [option_name(name.format(word)) for word in ("min", "max")]
+            yield f"{options[0]} {low} is above {options[1]} {high}"
+
+
+def kl(config: RunConfig) -> Iterator[str]:
+    algorithm = config.algorithm
+    if algorithm.kl_coef and algorithm.kl_loss_coef:
+        yield "--kl-coef and --kl-loss-coef exclude each other: the KL is in the reward or in the loss"
+    elif algorithm.kl_coef:
+        yield (
+            f"--kl-coef {algorithm.kl_coef} has no effect with --advantage-estimator {algorithm.advantage_estimator}, "
+            "whose KL is a loss term: use --use-kl-loss --kl-loss-coef"
+        )
+    if algorithm.kl_loss_coef and not algorithm.use_kl_loss:
+        yield f"--kl-loss-coef {algorithm.kl_loss_coef} has no effect without --use-kl-loss"
+    if algorithm.ref_update_interval is not None and not config.uses_kl:
+        yield "--ref-update-interval has no effect without a KL term (--use-kl-loss)"
+
+
+def corrections(config: RunConfig) -> Iterator[str]:
+    algorithm = config.algorithm
+    if algorithm.use_rollout_logprobs and algorithm.use_tis:
+        yield (
+            "--use-tis corrects the trainer's log-probs by the engines', and with --use-rollout-logprobs both are the "
+            "engines': keep one"
+        )
+    if algorithm.use_rollout_logprobs and config.train.true_on_policy_mode:
+        yield "--use-rollout-logprobs and --true-on-policy-mode name two sources of the old log-probs: keep one"
+    if algorithm.tis_clip_low > algorithm.tis_clip:
+        yield f"--tis-clip-low {algorithm.tis_clip_low} is above --tis-clip {algorithm.tis_clip}"
+    if algorithm.get_mismatch_metrics and algorithm.custom_tis_function_path is None:
+        yield "--get-mismatch-metrics needs --custom-tis-function-path"
+    if algorithm.calculate_per_token_loss and algorithm.loss_reduction != "token_mean":
+        yield (
+            f"--calculate-per-token-loss is --loss-reduction token_mean, and --loss-reduction "
+            f"{algorithm.loss_reduction} is given: keep one"
+        )
+
+
+def optimizer(config: RunConfig) -> Iterator[str]:
+    settings = config.optimizer
+    if settings.min_lr > settings.lr:
+        yield f"--min-lr {settings.min_lr} is above --lr {settings.lr}"
+    if settings.lr_decay_iters is not None and settings.lr_decay_iters <= settings.lr_warmup_iters:
+        yield (
+            f"--lr-decay-iters {settings.lr_decay_iters} includes the warm-up, so it must be above "
+            f"--lr-warmup-iters {settings.lr_warmup_iters}"
+        )
+
+
+def evaluation(config: RunConfig) -> Iterator[str]:
+    if config.eval.eval_interval is not None and not config.eval_datasets:
+        yield "--eval-interval needs data sets: add --eval-prompt-data name path, or --eval-config"
+    if config.eval_datasets and config.eval.eval_interval is None:
+        yield "evaluation data sets are given without --eval-interval (rollouts between two evaluations): add it"
+
+
+def checkpoints(config: RunConfig) -> Iterator[str]:
+    checkpoint = config.checkpoint
+    if checkpoint.save_interval is not None and checkpoint.save is None:
+        yield f"--save-interval {checkpoint.save_interval} needs --save: the folder for checkpoints"
+    if checkpoint.save_hf is not None and checkpoint.save_interval is None:
+        yield "--save-hf exports with each checkpoint: add --save and --save-interval"
+    start, rounds = config.rollout.start_rollout_id, config.rollout.num_rollout
+    if start is not None and rounds is not None and start >= rounds:
+        yield f"--start-rollout-id {start} leaves nothing to do: --num-rollout is {rounds}, and ids start at 0"
+
+
+def rewards(config: RunConfig) -> Iterator[str]:
+    reward = config.reward
+    if reward.rm_type == "remote_rm" and reward.rm_url is None:
+        yield "--rm-type remote_rm needs --rm-url: the address that scores samples"
+    if reward.rm_type is not None and reward.custom_rm_path is not None:
+        yield f"--rm-type {reward.rm_type} and --custom-rm-path {reward.custom_rm_path} are both given: keep one"
+
+
+RULES: tuple[Rule, ...] = (
+    batch_sizes,
+    micro_batches,
+    modes,
+    resources,
+    sampling,
+    lengths,
+    kl,
+    corrections,
+    optimizer,
+    evaluation,
+    checkpoints,
+    rewards,
+)

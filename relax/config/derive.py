@@ -9,9 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from relax.config.external.rules import SGLANG_MAPPED
+from relax.config.external.tables import ExternalFlags
+from relax.config.flags import option_name
 from relax.config.frozen import freeze
 from relax.config.machine import Machine
-from relax.config.resources import default_resource
+from relax.config.resources import default_resource, parse_resource, split_over_nodes
 from relax.config.support import TRAIN_BACKENDS
 from relax.utils.errors import ConfigError
 
@@ -54,8 +57,9 @@ class Values:
             self.origins[name] = "derived"
 
 
-def derive(given: Values, machine: Machine) -> None:
-    """Fill in every value that follows from the given ones and from the machine."""
+def derive(given: Values, external: ExternalFlags, machine: Machine) -> None:
+    """Fill in every value that follows from the given ones, from external flags and from the machine."""
+    _from_external(given, external)
     _batch_sizes(given)
     _machine_defaults(given, machine)
     _log_prob_source(given)
@@ -65,6 +69,23 @@ def derive(given: Values, machine: Machine) -> None:
     given.fill("run_name", _run_name(given))
     for name, source in FALLBACKS.items():
         given.fill(name, given[source])
+
+
+def _from_external(given: Values, external: ExternalFlags) -> None:
+    """External flags that Relax has under its own name."""
+    for flag in external.given:
+        name = SGLANG_MAPPED.get(flag.name) if flag.table == "sglang" else None
+        value = flag.value
+        if flag.table == "megatron" and flag.name == "bf16":
+            name, value = "train_dtype", "bf16"
+        if name is None:
+            continue
+        if given.origins.get(name) == "flag" and given[name] != value:
+            raise ConfigError(
+                f"{flag} is {option_name(name)} {value}, and {option_name(name)} {given[name]} is given: keep one"
+            )
+        given.values[name] = value
+        given.origins.setdefault(name, f"alias {flag.option}")
 
 
 def _batch_sizes(given: Values) -> None:
@@ -100,6 +121,8 @@ def _machine_defaults(given: Values, machine: Machine) -> None:
     given.fill("num_gpus_per_node", machine.gpus or 8)
     given.fill("offload_train", given["colocate"])
     given.fill("offload_rollout", given["colocate"])
+    given.fill("bus", "local" if given["inline"] else "transfer_queue")
+    given.fill("loss_reduction", "token_mean" if given["calculate_per_token_loss"] else "sample_mean")
 
 
 def _log_prob_source(given: Values) -> None:
@@ -127,6 +150,18 @@ def _resources(given: Values, machine: Machine) -> None:
         if per_node is not None:
             resource["actor"] = [1, (nodes or 1) * per_node]
         given.fill("resource", freeze(resource))
+    roles = parse_resource(given["resource"])
+    if given["fully_async"] and "advantages" not in roles:
+        given.values["resource"] = freeze({**given["resource"], "advantages": (1, 0)})
+        given.origins["resource"] = f"{given.origins['resource']}, advantages derived"
+    if "rollout" in roles:
+        given.fill("rollout_num_gpus", roles["rollout"].gpus)
+    if "actor" in roles and given["actor_num_nodes"] is None and given["actor_num_gpus_per_node"] is None:
+        nodes, per_node = split_over_nodes(roles["actor"].gpus, given["num_gpus_per_node"])
+        given.fill("actor_num_nodes", nodes)
+        given.fill("actor_num_gpus_per_node", per_node)
+    elif "actor" in roles and given["actor_num_gpus_per_node"] is not None:
+        given.fill("actor_num_nodes", roles["actor"].gpus // given["actor_num_gpus_per_node"])
 
 
 def _run_name(given: Values) -> str:

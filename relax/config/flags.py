@@ -27,6 +27,7 @@ def flag(
     *,
     help: str,
     choices: Sequence[str] = (),
+    later: Sequence[str] = (),
     check: Check | None = None,
     parse: Callable[[str], Any] | None = None,
     shown: str | None = None,
@@ -34,10 +35,19 @@ def flag(
 ) -> Any:
     """A field that is also a documented flag.
 
-    `shown` says in `--help` what a default of None becomes; `parse` replaces the parser that the type implies;
-    `hook` marks a flag that only user hooks read, so `--custom-config-path` may set it too.
+    `later` names choices that are known and not available in this version; `shown` says in `--help` what a default of
+    None becomes; `parse` replaces the parser that the type implies; `hook` marks a flag that only user hooks read, so
+    `--custom-config-path` may set it too.
     """
-    metadata = {"help": help, "choices": tuple(choices), "check": check, "parse": parse, "shown": shown, "hook": hook}
+    metadata = {
+        "help": help,
+        "choices": tuple(choices),
+        "later": tuple(later),
+        "check": check,
+        "parse": parse,
+        "shown": shown,
+        "hook": hook,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -141,6 +151,8 @@ def check_value(f: Field[Any], kind: Kind, value: Any) -> None:
         return
     choices, check = f.metadata["choices"], f.metadata["check"]
     for item in value if kind.many else (value,):
+        if item in f.metadata["later"]:
+            raise ConfigError(f"{name} {item} is known but not available in this version; use {' or '.join(choices)}")
         if choices and item not in choices:
             near = nearest(str(item), choices)
             hint = f" (did you mean {near}?)" if near else ""
@@ -252,5 +264,6 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     longer = [candidate for candidate in known if len(name) > 4 and candidate.startswith(name)]
     if longer:
         return min(longer, key=lambda candidate: (len(candidate), candidate))
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return close[0] if close else None
+    bare = {candidate.removeprefix("--"): candidate for candidate in reversed(known)}
+    close = difflib.get_close_matches(name.removeprefix("--"), bare, n=1, cutoff=0.6)
+    return bare[close[0]] if close else None

@@ -5,15 +5,22 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from relax.config.aliases import Expansion, expand
 from relax.config.checks import check_run
+from relax.config.columns import label_column, media_columns, prompt_column, reward_of_label
+from relax.config.command_line import SECTION_OF, Given, check_names, read_command_line
 from relax.config.derive import Values, derive
-from relax.config.flags import Parser, add_section, nearest, option_name
-from relax.config.frozen import FrozenDict
+from relax.config.evaluation import EvalDataset, eval_datasets
+from relax.config.external.rules import judge
+from relax.config.external.tables import ExternalFlags
+from relax.config.flags import option_name
+from relax.config.frozen import FrozenDict, freeze
 from relax.config.machine import Machine
+from relax.config.notes import notes
 from relax.config.resources import RoleResource, needed_gpus, parse_resource
 from relax.config.sections import (
     SECTIONS,
@@ -28,9 +35,10 @@ from relax.config.sections import (
     RolloutConfig,
     TrainConfig,
 )
+from relax.config.view import HookArgs
 from relax.utils.errors import ConfigError
 
-SECTION_OF: dict[str, str] = {f.name: name for name, section in SECTIONS.items() for f in fields(section)}  # type: ignore[arg-type]
+FirstRow = Callable[[str], Mapping[str, Any]]  # a data spec -> the columns of its first row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,20 +55,47 @@ class RunConfig:
     checkpoint: CheckpointConfig
     reward: RewardConfig
     logging: LoggingConfig
-    origins: FrozenDict = field(default_factory=FrozenDict)  # {flag name: origin}; absent: default
+    external: ExternalFlags = field(default_factory=ExternalFlags)
+    eval_datasets: tuple[EvalDataset, ...] = ()
+    custom: FrozenDict = field(default_factory=FrozenDict)  # keys of --custom-config-path, for hooks only
+    origins: FrozenDict = field(
+        default_factory=FrozenDict
+    )  # {flag: flag | derived | alias --x | file}; absent: default
+    input_notes: tuple[str, ...] = ()  # notes about the command line itself
 
     def __post_init__(self) -> None:
         check_run(self)
 
+    # ------------------------------------------------------------------ flags by name
+
     def value(self, name: str) -> Any:
         """The value of the flag `name` (with underscores), whatever its section."""
-        if name not in SECTION_OF:
-            raise ConfigError(f"no flag is called {option_name(name)}; nearest is {nearest(name, SECTION_OF)}")
+        check_names({name: None})
         return getattr(getattr(self, SECTION_OF[name]), name)
 
     def values(self) -> dict[str, Any]:
         """{flag name with underscores: value} of every section."""
         return {name: self.value(name) for name in SECTION_OF}
+
+    def origin(self, name: str) -> str:
+        """default, flag, derived, file, or the alias that a value came from."""
+        return self.origins.get(name, "default")
+
+    def flat(self) -> HookArgs:
+        """The view that user hooks get as `args`, without run-time facts."""
+        external = {
+            flag.option.lstrip("-").replace("-", "_"): flag.value
+            for flag in self.external.given
+            if flag.table != "router"
+        }
+        return HookArgs(external | self.values() | dict(self.custom))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is allowed and worth knowing."""
+        return (*self.input_notes, *notes(self))
+
+    # ------------------------------------------------------------------ batches
 
     @property
     def mode(self) -> str:
@@ -77,12 +112,33 @@ class RunConfig:
         return self.samples_per_rollout // self.train.global_batch_size  # type: ignore[operator]
 
     @property
-    def max_open_groups(self) -> int:
-        """Groups that may be admitted and not yet contained in installed weights (or dropped)."""
-        return (self.cluster.max_staleness + 1) * self.rollout.rollout_batch_size  # type: ignore[operator]
+    def over_sampling_surplus(self) -> int:
+        """Groups that a round may start beyond the ones it trains on."""
+        return self.rollout.over_sampling_batch_size - self.rollout.rollout_batch_size  # type: ignore[operator]
 
     @property
+    def max_open_groups(self) -> int:
+        """Groups that may be admitted and not yet contained in installed weights, or dropped."""
+        prompts = self.rollout.rollout_batch_size
+        return (self.cluster.max_staleness + 1) * prompts + self.over_sampling_surplus  # type: ignore[operator]
+
+    def num_rollouts(self, rows: int) -> int:
+        """Rounds of the run on a data set of `rows` prompts: the smaller of --num-rollout and --num-epoch."""
+        limits = [self.rollout.num_rollout] if self.rollout.num_rollout is not None else []
+        if self.rollout.num_epoch is not None:
+            limits.append(self.rollout.num_epoch * rows // self.rollout.rollout_batch_size)  # type: ignore[operator]
+        if min(limits) < 1:
+            raise ConfigError(
+                f"--num-epoch {self.rollout.num_epoch} of {rows} rows gives no round of --rollout-batch-size "
+                f"{self.rollout.rollout_batch_size}: lower the batch size or raise the number of epochs"
+            )
+        return min(limits)
+
+    # ------------------------------------------------------------------ resources
+
+    @functools.cached_property
     def resource(self) -> dict[str, RoleResource]:
+        """{role: replicas and cards}; a card is a CPU slot on a machine without CUDA."""
         return parse_resource(self.cluster.resource or {})
 
     @property
@@ -98,7 +154,25 @@ class RunConfig:
         return self.resource["rollout"].gpus // self.cluster.rollout_num_gpus_per_engine
 
     @property
+    def model_parallel_size(self) -> int:
+        """Ranks that hold one copy of the model."""
+        names = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size")
+        return functools.reduce(lambda product, name: product * self.external.megatron(name, 1), names, 1)
+
+    @property
+    def data_parallel_size(self) -> int:
+        return max(1, self.resource["actor"].gpus // self.model_parallel_size)
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """--recompute-granularity is given: the backward pass computes activations again."""
+        return self.external.megatron("recompute-granularity") is not None
+
+    # ------------------------------------------------------------------ log-probs
+
+    @property
     def uses_kl(self) -> bool:
+        """A KL to the reference is computed, so the reference model is loaded."""
         return self.algorithm.use_kl_loss or self.algorithm.kl_coef > 0
 
     @property
@@ -115,47 +189,32 @@ class RunConfig:
             return None
         return "actor_fwd" if self.cluster.fully_async else "actor"
 
-    def num_rollouts(self, rows: int) -> int:
-        """Rounds of the run on a data set of `rows` prompts: the smaller of --num-rollout and --num-epoch."""
-        limits = [self.rollout.num_rollout] if self.rollout.num_rollout is not None else []
-        if self.rollout.num_epoch is not None:
-            limits.append(self.rollout.num_epoch * rows // self.rollout.rollout_batch_size)  # type: ignore[operator]
-        return min(limits)
+
+# ---------------------------------------------------------------------- making one
 
 
-@functools.cache
-def default_values() -> Mapping[str, Any]:
-    """{flag name: default} of every section."""
-    return FrozenDict({f.name: f.default for section in SECTIONS.values() for f in fields(section)})  # type: ignore[arg-type]
+def parse_args(
+    argv: Sequence[str] | None = None, *, machine: Machine | None = None, first_row: FirstRow | None = None
+) -> RunConfig:
+    """The configuration that a command line describes. Raises ConfigError for anything that cannot be run.
+
+    `first_row` reads the data's columns where a short form leaves them open; without it, media columns have the name
+    of their modality. Files are not looked at, except YAML files that are named: see `relax.config.files.check_files`.
+    """
+    given = read_command_line(sys.argv[1:] if argv is None else argv)
+    return build_config(given, machine or Machine.here(), first_row)
 
 
-def build_parser() -> Parser:
-    parser = Parser(prog="train.py", description="Reinforcement-learning post-training of omni-modal language models.")
-    for name, section in SECTIONS.items():
-        add_section(parser, name, section)
-    return parser
+def default_config(**overrides: Any) -> RunConfig:
+    """A small valid configuration on a machine without GPUs, for tests; files need not exist.
 
-
-def parse_args(argv: Sequence[str] | None = None, *, machine: Machine | None = None) -> RunConfig:
-    """The configuration that a command line describes. Raises ConfigError for anything that cannot be run."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    namespace, unknown = build_parser().parse_known_args(argv)
-    if unknown:
-        near = nearest(unknown[0].split("=")[0], map(option_name, SECTION_OF))
-        raise ConfigError(f"unknown flag {unknown[0]}{f'; did you mean {near}?' if near else ''}")
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(namespace).items()}
-    return build_config(given, dict.fromkeys(given, "flag"), machine or Machine.here())
-
-
-def build_config(given: Mapping[str, Any], origins: Mapping[str, str], machine: Machine) -> RunConfig:
-    """The configuration with the `given` values; the rest is derived or has its default."""
-    values = Values(dict(default_values()) | dict(given), dict(origins))
-    derive(values, machine)
-    sections = {
-        name: section(**{f.name: values[f.name] for f in fields(section)})  # type: ignore[arg-type]
-        for name, section in SECTIONS.items()
-    }
-    return RunConfig(**sections, origins=FrozenDict(values.origins))  # type: ignore[arg-type]
+    Arguments are flag names with underscores; lists and dicts are taken as tuples and JSON objects, and None leaves a
+    value to be derived.
+    """
+    check_names(overrides)
+    values = {name: freeze(value) for name, value in overrides.items()}
+    given = Given(values=dict(TEST_VALUES) | values, origins=dict.fromkeys(values, "flag"))
+    return build_config(given, Machine())
 
 
 TEST_VALUES: Mapping[str, Any] = FrozenDict(
@@ -168,15 +227,76 @@ TEST_VALUES: Mapping[str, Any] = FrozenDict(
 )
 
 
-def default_config(**overrides: Any) -> RunConfig:
-    """A small valid configuration on a machine without GPUs, for tests; files need not exist.
+def build_config(given: Given, machine: Machine, first_row: FirstRow | None = None) -> RunConfig:
+    """Aliases, then columns found from the data, then derived values, then the sections and their checks."""
+    expand(given.aliases, Expansion(given.values, given.origins, given.external), machine)
+    find_columns(given, first_row)
+    external = ExternalFlags(tuple(given.external))
+    values = Values(dict(default_values()) | given.values, dict(given.origins))
+    derive(values, external, machine)
+    sections = {
+        name: section(**{f.name: values[f.name] for f in fields(section)})  # type: ignore[arg-type]
+        for name, section in SECTIONS.items()
+    }
+    refusals = judge(
+        external,
+        train_backend=values["train_backend"],
+        rollout_backend=values["rollout_backend"],
+        cuda=machine.gpus > 0,
+    )
+    if refusals.problems:
+        raise ConfigError("\n".join(refusals.problems))
+    if values["rollout_backend"] == "sglang" and not machine.sglang and values["sglang_python"] is None:
+        raise ConfigError(
+            "--rollout-backend sglang: SGLang cannot be imported here; install it, or name the interpreter of its own "
+            "environment by --sglang-python"
+        )
+    return RunConfig(
+        **sections,  # type: ignore[arg-type]
+        external=external,
+        eval_datasets=eval_datasets(values.values),
+        custom=given.custom,
+        origins=FrozenDict(values.origins),
+        input_notes=(*given.notes, *refusals.notes),
+    )
 
-    Arguments are flag names with underscores; lists and dicts are taken as tuples and JSON objects.
-    """
-    from relax.config.frozen import freeze
 
-    unknown = sorted(set(overrides) - set(SECTION_OF))
-    if unknown:
-        raise ConfigError(f"no flag is called {option_name(unknown[0])}; nearest is {nearest(unknown[0], SECTION_OF)}")
-    given = {name: freeze(value) for name, value in overrides.items()}
-    return build_config(dict(TEST_VALUES) | given, dict.fromkeys(given, "flag"), Machine())
+@functools.cache
+def default_values() -> Mapping[str, Any]:
+    """{flag name: default} of every section."""
+    return FrozenDict({f.name: f.default for section in SECTIONS.values() for f in fields(section)})  # type: ignore[arg-type]
+
+
+def find_columns(given: Given, first_row: FirstRow | None) -> None:
+    """Complete what short forms leave to the data: media columns, and in the alias form the others and the reward."""
+    values, origins = given.values, given.origins
+    media = values.get("multimodal_keys")
+    open_media = media is not None and None in media.values()
+    if first_row is None or not values.get("prompt_data") or not (open_media or given.aliases):
+        if open_media:
+            values["multimodal_keys"] = media_columns(media, tuple(media))
+        return
+    row = first_row(values["prompt_data"])
+    columns = tuple(row)
+    if open_media:
+        values["multimodal_keys"] = media_columns(media, columns)
+    if given.aliases:
+        _fill_from_row(values, origins, row)
+
+
+def _fill_from_row(values: dict[str, Any], origins: dict[str, str], row: Mapping[str, Any]) -> None:
+    def fill(name: str, value: Any) -> None:
+        if name not in values and value is not None:
+            values[name], origins[name] = value, "derived"
+
+    fill("input_key", prompt_column(tuple(row)))
+    fill("label_key", label_column(tuple(row)))
+    prompt = row.get(values["input_key"])
+    fill("apply_chat_template", isinstance(prompt, (list, tuple)))
+    if not values.keys() & {"rm_type", "custom_rm_path", "rm_type_infer"}:
+        if "label_key" not in values:
+            raise ConfigError(
+                f"no reward is given and no column looks like a label: the data has {', '.join(row)}; add --rm-type, "
+                f"{option_name('custom_rm_path')} or --label-key"
+            )
+        fill("rm_type", reward_of_label(row.get(values["label_key"])))

@@ -5,18 +5,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from relax.config.flags import Section, above, at_least, flag
+from relax.config.flags import Section, above, at_least, flag, import_path
 
 ESTIMATORS = ("grpo",)
+LATER = (
+    "dr_grpo",
+    "gspo",
+    "sapo",
+    "cispo",
+    "m2po",
+    "rloo",
+    "ppo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+)
+
+
+def _share(value: float) -> str | None:
+    return None if 0 < value < 1 else "must be > 0 and < 1"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig(Section):
     """Advantages, clipping, KL and corrections for stale samples."""
 
-    advantage_estimator: str = flag("grpo", choices=ESTIMATORS, help="How rewards become advantages.")
-    loss_type: str = flag("policy_loss", choices=("policy_loss",), help="What the actor minimises.")
-    eps_clip: float = flag(0.2, help="Lower clip range of the ratio: 1 - eps.", check=above(0))
+    advantage_estimator: str = flag("grpo", choices=ESTIMATORS, later=LATER, help="How rewards become advantages.")
+    loss_type: str = flag(
+        "policy_loss",
+        choices=("policy_loss",),
+        later=("sft", "sft_loss", "sft-loss", "custom_loss"),
+        help="What the actor minimises.",
+    )
+    eps_clip: float = flag(0.2, help="Lower clip range of the ratio: 1 - eps.", check=_share)
     eps_clip_high: float | None = flag(
         None, help="Upper clip range of the ratio: 1 + eps.", check=above(0), shown="eps_clip"
     )
@@ -25,6 +45,7 @@ class AlgorithmConfig(Section):
     use_kl_loss: bool = flag(False, help="Add the KL to the reference to the loss.")
     kl_loss_coef: float = flag(0.0, help="Weight of that KL.", check=at_least(0))
     kl_loss_type: str = flag("k1", choices=("k1", "k2", "k3", "low_var_kl"), help="Estimator of the KL.")
+    use_unbiased_kl: bool = flag(False, help="Weight the KL estimate by the ratio, so that its gradient is unbiased.")
     ref_update_interval: int | None = flag(
         None, help="Rollouts after which the reference takes the actor's weights.", check=at_least(1), shown="never"
     )
@@ -36,9 +57,30 @@ class AlgorithmConfig(Section):
     calculate_per_token_loss: bool = flag(
         False, help="Average the loss over all tokens of a step instead of over samples."
     )
+    loss_reduction: str | None = flag(
+        None,
+        choices=("sample_mean", "token_mean", "token_sum_norm"),
+        help="What the loss of a step is averaged over; token_sum_norm divides by --rollout-max-response-len.",
+        shown="token_mean with --calculate-per-token-loss, else sample_mean",
+    )
+    invalid_reward_policy: str = flag(
+        "drop", choices=("drop", "zero", "fail"), help="What a missing, NaN or failed reward does to its sample."
+    )
+    zero_variance_policy: str = flag(
+        "keep", choices=("keep", "count_only", "drop"), help="What happens to groups whose rewards are all equal."
+    )
     use_tis: bool = flag(False, help="Weight tokens by the truncated ratio of trainer to engine probabilities.")
     tis_clip: float = flag(2.0, help="Upper bound of that weight.", check=above(0))
     tis_clip_low: float = flag(0.0, help="Lower bound of that weight.", check=at_least(0))
+    tis_mode: str = flag(
+        "clamp", choices=("clamp", "mask"), help="Weights outside the bounds are clamped, or set to 0 (icepop)."
+    )
+    custom_tis_function_path: str | None = flag(None, help="Function that computes the weights.", check=import_path)
+    get_mismatch_metrics: bool = flag(False, help="Only measure the weights of --custom-tis-function-path.")
+    use_opsm: bool = flag(False, help="Mask sequences of negative advantage that left the sampling policy.")
+    opsm_delta: float = flag(
+        1e-4, help="Mean log-ratio of a sequence from which --use-opsm masks it.", check=at_least(0)
+    )
     use_rollout_logprobs: bool | None = flag(
         None,
         help="Take the engines' log-probs as the old policy.",

@@ -30,7 +30,9 @@ class ClusterConfig(Section):
         1, help="Rollouts between two weight updates of the engines.", check=at_least(1)
     )
     stale_token_policy: str = flag(
-        "drop", choices=("drop",), help="What happens to a group with a token older than allowed when it is taken."
+        "drop",
+        choices=("drop", "wait"),
+        help="Drop a group whose tokens have become too old for training, or let training wait for it in time.",
     )
     num_iters_per_train_update: int = flag(
         1, help="Parts in which the samples of one optimizer step are streamed to the trainer.", check=at_least(1)
@@ -55,12 +57,18 @@ class ClusterConfig(Section):
     distributed_timeout_minutes: float = flag(
         30.0, help="Longest wait for one collective operation between training ranks, in minutes.", check=above(0)
     )
-    bus: str = flag(
-        "transfer_queue", choices=("transfer_queue", "local"), help="What carries samples between the roles."
+    bus: str | None = flag(
+        None,
+        choices=("transfer_queue", "local"),
+        help="What carries samples between the roles.",
+        shown="transfer_queue; local with --inline",
     )
     num_data_storage_units: int = flag(1, help="Storage processes of the data bus.", check=at_least(1))
     checkpoint_engine_backend: str = flag(
-        "shm", choices=("shm", "disk"), help="How weight versions travel to engines and forward-only roles."
+        "shm",
+        choices=("shm", "disk"),
+        later=("nccl", "gloo"),
+        help="How weight versions travel to engines and forward-only roles.",
     )
     inline: bool = flag(False, help="Run every role in this process on an in-memory bus, without Ray.")
     ray_dashboard: bool = flag(

@@ -17,6 +17,9 @@ class LoggingConfig(Section):
         None, help="Folder of TensorBoard files.", shown="tensorboard below the run folder"
     )
     tb_experiment_name: str | None = flag(None, help="Name of the run below that folder.", shown="run_name")
+    use_wandb: bool = flag(False, help="Log to Weights & Biases.")
+    wandb_project: str | None = flag(None, help="Project there.", shown="relax")
+    wandb_dir: str | None = flag(None, help="Folder of its files.", shown="the run folder")
     log_passrate: bool = flag(False, help="Log pass@k of evaluations.")
     dump_details: str | None = flag(None, help="Folder for every rollout's samples and training columns.")
     rollout_result_dir: str | None = flag(

@@ -37,6 +37,7 @@ class RolloutConfig(Section):
         help="Function (args, samples) that sets sample.remove_sample: kept in the group, not trained.",
         check=import_path,
     )
+    partial_rollout: bool = flag(False, help="Go on with an interrupted response instead of starting it again.")
     custom_generate_function_path: str | None = flag(
         None, help="Async function (args, sample, sampling_params) that generates one sample.", check=import_path
     )

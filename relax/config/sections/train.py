@@ -16,9 +16,10 @@ class TrainConfig(Section):
 
     train_backend: str | None = flag(
         None,
-        choices=("megatron", "fsdp"),
+        choices=("fsdp",),
+        later=("megatron",),
         help="Training backend.",
-        shown="by machine: megatron where it can run, else fsdp",
+        shown="by machine; fsdp is the one that this version has",
     )
     train_dtype: str | None = flag(
         None,
@@ -69,7 +70,10 @@ class TrainConfig(Section):
         help="Weights between Hugging Face and Megatron: bridge converts by itself.",
     )
     qkv_format: str = flag(
-        "thd", choices=("thd",), help="Layout of training batches: thd packs sequences without padding."
+        "thd",
+        choices=("thd",),
+        later=("bshd",),
+        help="Layout of training batches: thd packs sequences without padding.",
     )
     train_env_vars: FrozenDict = flag(FrozenDict(), help="Environment of the training processes as JSON.")
     seed: int = flag(1234, help="Seed of everything that training draws.", check=at_least(0))

@@ -1,0 +1,108 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""What is allowed and worth knowing: notes for `--dry-run` and the log. Nothing here stops a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from relax.config.flags import option_name
+
+if TYPE_CHECKING:
+    from relax.config.run import RunConfig
+
+# {flag: what it needs to have an effect}: (flag or flags, one of which must be on)
+NEEDS: dict[str, tuple[str, ...]] = {
+    "tis_clip": ("use_tis",),
+    "tis_clip_low": ("use_tis",),
+    "tis_mode": ("use_tis",),
+    "custom_tis_function_path": ("use_tis", "get_mismatch_metrics"),
+    "opsm_delta": ("use_opsm",),
+    "kl_loss_type": ("use_kl_loss", "kl_coef"),
+    "use_unbiased_kl": ("use_kl_loss", "kl_coef"),
+    "streaming_buffer_size": ("use_streaming_dataset",),
+    "prefetch_chunk_size": ("use_streaming_dataset",),
+    "prefetch_max_cached": ("use_streaming_dataset",),
+    "prefetch_num_workers": ("use_streaming_dataset",),
+    "apply_chat_template_kwargs": ("apply_chat_template",),
+    "wandb_project": ("use_wandb",),
+    "wandb_dir": ("use_wandb",),
+    "tb_experiment_name": ("use_tensorboard", "use_wandb"),
+    "log_passrate": ("eval_interval",),
+    "log_probs_max_tokens_per_gpu": ("use_dynamic_batch_size",),
+    "rm_url": ("rm_type",),
+    "serve_port": ("serve_http",),
+    "serve_host": ("serve_http",),
+}
+
+
+def notes(config: RunConfig) -> Iterator[str]:
+    """One line each."""
+    yield from _without_effect(config)
+    yield from _off_policy(config)
+    yield from _unused_roles(config)
+    yield from _batches(config)
+    yield from _engines(config)
+
+
+def _without_effect(config: RunConfig) -> Iterator[str]:
+    for name, needed in NEEDS.items():
+        given = config.origins.get(name) == "flag"
+        if given and config.value(name) not in (None, False) and not any(config.value(flag) for flag in needed):
+            yield f"{option_name(name)} has no effect without {' or '.join(map(option_name, needed))}"
+    if config.optimizer.lr_decay_style == "constant":
+        for name in ("min_lr", "lr_decay_iters"):
+            if config.origins.get(name) == "flag" and config.value(name):
+                yield f"{option_name(name)} has no effect with --lr-decay-style constant"
+    if config.train.use_dynamic_batch_size and config.origins.get("micro_batch_size"):
+        size = config.train.micro_batch_size
+        yield f"--micro-batch-size {size} is ignored: --use-dynamic-batch-size packs by tokens"
+
+
+def _off_policy(config: RunConfig) -> Iterator[str]:
+    stale, corrected = config.cluster.max_staleness > 0, config.algorithm.use_tis
+    if stale and config.old_log_probs != "rollout" and not corrected:
+        yield (
+            f"samples may be {config.cluster.max_staleness} rollouts old and nothing corrects for it: old log-probs "
+            "are the trainer's and --use-tis is off; add --use-tis, or take the engines' by --use-rollout-logprobs"
+        )
+    if config.old_log_probs == "current" and config.steps_per_rollout > 1:
+        yield (
+            f"--true-on-policy-mode keeps the ratio at 1 over all {config.steps_per_rollout} steps of a rollout, "
+            "though only the first is on-policy"
+        )
+
+
+def _unused_roles(config: RunConfig) -> Iterator[str]:
+    roles = config.resource
+    if "reference" in roles and not config.uses_kl:
+        yield 'the "reference" in --resource computes nothing: no KL term is on'
+    if "actor_fwd" in roles and config.old_log_probs != "old":
+        yield f'the "actor_fwd" in --resource computes nothing: old log-probs are {config.old_log_probs}'
+    if not config.cluster.fully_async:
+        for role in ("reference", "actor_fwd", "advantages"):
+            if role in roles:
+                yield f'without --fully-async the actor does the work of "{role}": its --resource entry is not used'
+
+
+def _batches(config: RunConfig) -> Iterator[str]:
+    filtered = config.rollout.dynamic_sampling_filter_path is not None
+    if config.over_sampling_surplus > 0 and not filtered and not config.cluster.fully_async:
+        yield "--over-sampling-batch-size without a filter: surplus groups of each round are generated and dropped"
+    groups = config.train.global_batch_size // config.rollout.n_samples_per_prompt  # type: ignore[operator]
+    if groups * config.rollout.n_samples_per_prompt < config.data_parallel_size:
+        batch = config.train.global_batch_size
+        yield f"{config.data_parallel_size} training ranks share {batch} samples: some stay idle"
+    reward = config.reward
+    if not any((reward.rm_type, reward.custom_rm_path, reward.rm_type_infer, reward.rm_type_fallback)):
+        yield "no reward flag is given: each row's metadata must name its rm_type, or the generate function must score"
+
+
+def _engines(config: RunConfig) -> Iterator[str]:
+    if config.rollout.sglang_python is not None and config.rollout.rollout_backend != "sglang":
+        yield "--sglang-python has no effect with --rollout-backend native"
+    if config.rollout.rollout_dtype != config.train.train_dtype:
+        yield (
+            f"engines compute in {config.rollout.rollout_dtype} and the trainer in {config.train.train_dtype}: "
+            "their log-probs will differ"
+        )

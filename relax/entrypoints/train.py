@@ -1,0 +1,63 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""The training command: parse, check, and either report (`--dry-run`) or run.
+
+Nothing heavy is imported before the command line is known to be good: `--help` and every refusal take a fraction of a
+second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if __package__ in (
+    None,
+    "",
+):  # started as a file: this folder must not hide packages, and the repository must be found
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from relax.config.files import check_files
+from relax.config.report import dry_run_report
+from relax.config.run import RunConfig, parse_args
+from relax.entrypoints.preflight import check_data, count_rows, first_row
+from relax.utils.errors import RelaxError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The process's exit code. Errors that Relax raises on purpose are told without a traceback."""
+    try:
+        config = parse_args(argv, first_row=first_row)
+        check_files(config)
+        check_data(config)
+        if config.cluster.dry_run:
+            return report(config)
+        return start(config)
+    except RelaxError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def report(config: RunConfig) -> int:
+    """Print what would run."""
+    text = json.dumps(dry_run_report(config, rows=count_rows(config)), indent=2, ensure_ascii=False)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader (head, less) has seen enough; Python must not complain at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def start(config: RunConfig) -> int:
+    """Run the training. Imports the heavy part."""
+    from relax.core.controller import run_training  # pyright: ignore[reportMissingImports]
+
+    for note in config.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return run_training(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
