@@ -90,6 +90,7 @@ def train_flags(options: argparse.Namespace, job: Job, run_dir: Path) -> list[st
         "--lr-warmup-iters": 5,
         "--adam-beta2": 0.99,
         "--clip-grad": 0.2,
+        "--serve-port": 0,
     }
     switches = [
         *mode,

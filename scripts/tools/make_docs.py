@@ -3,8 +3,14 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
+from typing import Any
 
+from relax.config.flags import kinds, option_name
+from relax.config.sections import SECTIONS
 from relax.utils import errors, metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -33,10 +39,57 @@ its own thread and a bounded queue, and rows that a slow one loses are counted i
 """
 
 
+# Modules that define errors of their own beside those of relax/utils/errors.py; none imports torch or Ray.
+ERROR_MODULES = ("relax.distributed.bus.base", "relax.data.chat", "relax.engine.rollout.hooks")
+
+
 def error_rows() -> list[type[errors.RelaxError]]:
-    """The error classes in the order in which they are defined."""
-    found = [v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, errors.RelaxError)]
-    return [cls for cls in found if cls is not errors.RelaxError]
+    """The error classes, in the order in which their modules define them."""
+    found: dict[str, type[errors.RelaxError]] = {}
+    for module in (errors, *map(importlib.import_module, ERROR_MODULES)):
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, errors.RelaxError) and value is not errors.RelaxError:
+                found.setdefault(value.__name__, value)
+    return list(found.values())
+
+
+def default_of(field: Field[Any]) -> str:
+    """What the flag is when it is not given."""
+    if field.metadata["shown"]:
+        return field.metadata["shown"]
+    if field.default in (None, MISSING, ()):
+        return "not set"
+    return f"`{json.dumps(field.default)}`"
+
+
+def flag_rows(section: type) -> list[str]:
+    rows = []
+    for field in fields(section):
+        kind = kinds(section)[field.name]
+        takes = " \\| ".join(f"`{choice}`" for choice in field.metadata["choices"]) or str(kind)
+        name = option_name(field.name)
+        shown = f"`{name}`, `--no-{name[2:]}`" if kind.base is bool else f"`{name}`"
+        rows.append(f"| {shown} | {takes} | {default_of(field)} | {field.metadata['help']} |")
+    return rows
+
+
+def configuration_page() -> str:
+    """`docs/configuration.md`."""
+    parts = [
+        f"""{NOTE}
+# Flags
+
+Every flag of `python -m relax.entrypoints.train`, from the sections in `relax/config/sections/`. Inside, a flag is a
+field of the same name with underscores (`--rollout-batch-size` is `config.rollout.rollout_batch_size`); user hooks
+read it as an attribute of `args`. `--dry-run` prints the resolved values, where each came from, and the batch
+arithmetic. Flags of Megatron, SGLang (`--sglang-...`) and the router are taken as their own packages name them. A flag
+that nobody knows is an error that names the nearest one.
+"""
+    ]
+    for name, section in SECTIONS.items():
+        rows = ["| flag | takes | default | meaning |", "|---|---|---|---|", *flag_rows(section)]
+        parts.append(f"## {name}\n\n{(section.__doc__ or '').strip()}\n\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
 
 
 def errors_page() -> str:
@@ -49,15 +102,15 @@ def errors_page() -> str:
     return f"""{NOTE}
 # Errors and exit codes
 
-Every error that Relax raises on purpose, from `relax/utils/errors.py`. A message names what was asked, what was found
-and what to do. The process exits with the code of the error that ended the run; 130 and 143 mean that it was stopped
+Every error that Relax raises on purpose, from `relax/utils/errors.py` and the modules that add their own. A message
+names what was asked, what was found and what to do. The process exits with the code of the error that ended the run; 130 and 143 mean that it was stopped
 by an interrupt or a termination signal.
 
 {table}
 """
 
 
-PAGES = {"metrics.md": metrics_page, "errors.md": errors_page}
+PAGES = {"metrics.md": metrics_page, "errors.md": errors_page, "configuration.md": configuration_page}
 
 
 def main() -> None:

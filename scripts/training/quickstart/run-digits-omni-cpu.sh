@@ -28,6 +28,8 @@ MODE_ARGS=(
    --max-staleness 1
    # the engine's log-probs are the old policy of the ratio
    --use-rollout-logprobs
+   # any free port, so that two runs can share a machine
+   --serve-port 0
 )
 
 CKPT_ARGS=(

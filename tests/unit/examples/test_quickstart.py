@@ -159,3 +159,19 @@ def test_the_result_states_the_curve_and_is_one_line_of_json(tmp_path):
         "max_engine_trainer_diff": 1.19e-7,
         "exact": None,
     }
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--colocate"], ["--modality", "audio", "--seed", "3"], ["--modality", "text", "--steps", "2"]]
+)
+def test_the_demos_flags_are_a_valid_configuration(words, tmp_path):
+    from examples.quickstart.demo import JOBS, parse, train_flags
+    from relax.config.machine import Machine
+    from relax.config.run import parse_args
+
+    options = parse(words)
+    config = parse_args(train_flags(options, JOBS[options.modality], tmp_path), machine=Machine())
+    assert config.cluster.max_staleness == (0 if options.colocate else 1)
+    assert config.cluster.colocate == options.colocate
+    assert config.train.num_steps_per_rollout == 1
+    assert config.rollout.num_rollout == (options.steps or JOBS[options.modality].steps)
