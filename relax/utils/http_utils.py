@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from relax.utils.errors import EngineLost, InfrastructureError
+from relax.utils.errors import EngineLost, InfrastructureError, RelaxError
 
 DEFAULT_TIMEOUT_S = 3600.0  # a long response under a full engine; every call is bounded
 CONNECT_TIMEOUT_S = 10.0
@@ -204,3 +204,8 @@ async def _call_local(
             return await client.post(path, payload)
     except TimeoutError as error:
         raise EngineLost(f"{method} {url} did not answer within {timeout_s:g} s") from error
+    except RelaxError as error:
+        status = getattr(error, "status", None)  # a client's refusal carries the engine's HTTP status
+        if not isinstance(status, int) or isinstance(error, HttpError):
+            raise
+        raise HttpError(method, url, status, str(error)) from error

@@ -14,21 +14,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from relax.config.evaluation import EvalDataset
 from relax.engine.rollout.attempts import Dropped, GenerationOptions, SampleRunner, Tally, fresh_copy
 from relax.engine.rollout.groups import Scorer
-from relax.engine.rollout.hooks import ActiveTime, GenerateHook
+from relax.engine.rollout.hooks import ActiveTime, GenerateHook, load_hook
+from relax.engine.rollout.sampling import SamplingOptions
 from relax.schedule.clock import Clock
-from relax.utils.errors import ConfigError
 from relax.utils.types import Sample
 
 EVAL_GROUP_BASE = 1 << 48  # request ids of evaluation never meet those of training
 EVAL_DATASET_STRIDE = 1 << 32  # rows of one data set
-DEFAULT_NAME = "aime"  # documented name of a data set given by its path alone
+FAILURE_KEY = "generate_error"  # of Sample.train_metadata: why a sample was not generated
 
 
 @dataclass(frozen=True)
-class EvalDataset:
-    """One data set. `rows` are prepared prompts, in file order."""
+class EvalTask:
+    """One data set to evaluate. `rows` are prepared prompts, in file order."""
 
     name: str
     rows: Sequence[Sample]
@@ -74,21 +75,25 @@ def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
     return 1.0 - math.comb(num_samples - num_passed, k) / math.comb(num_samples, k)
 
 
-def parse_eval_prompt_data(words: Sequence[str]) -> list[tuple[str, str]]:
-    """`--eval-prompt-data name path [name path ...]` as (name, path) pairs; one word alone is a path."""
-    if len(words) == 1:
-        return [(DEFAULT_NAME, words[0])]
-    if len(words) % 2:
-        raise ConfigError(f"--eval-prompt-data takes pairs of name and path, got {len(words)} words: {list(words)}")
-    pairs = list(zip(words[::2], words[1::2], strict=True))
-    doubled = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
-    if doubled:
-        raise ConfigError(f"--eval-prompt-data names {doubled[0]!r} twice; give each data set its own name")
-    return pairs
+def eval_task(dataset: EvalDataset, rows: Sequence[Sample], *, args: Any) -> EvalTask:
+    """A configured data set with its rows; stops and special tokens are the rollout's."""
+    sampling = SamplingOptions(
+        max_response_len=dataset.max_response_len,
+        temperature=dataset.temperature,
+        top_p=dataset.top_p,
+        top_k=dataset.top_k,
+        min_new_tokens=dataset.min_new_tokens,
+        stop=tuple(args.rollout_stop),
+        stop_token_ids=tuple(args.rollout_stop_token_ids),
+        skip_special_tokens=args.rollout_skip_special_tokens,
+    )
+    path = dataset.custom_generate_function_path
+    hook = load_hook(path, flag=f"--eval-generate-function-path of data set {dataset.name}") if path else None
+    return EvalTask(dataset.name, rows, sampling.params(), dataset.n_samples_per_eval_prompt, hook)
 
 
 async def evaluate(
-    datasets: Sequence[EvalDataset],
+    tasks: Sequence[EvalTask],
     *,
     args: Any,
     hook: GenerateHook,
@@ -107,19 +112,19 @@ async def evaluate(
     permits = asyncio.Semaphore(options.max_running_samples)
     active = ActiveTime(clock)
     results = []
-    for place, dataset in enumerate(datasets):
+    for place, task in enumerate(tasks):
         runner = SampleRunner(
             args=args,
-            hook=dataset.hook or hook,
-            sampling_params=dataset.sampling_params,
-            options=replace(options, max_response_len=dataset.sampling_params["max_new_tokens"]),
+            hook=task.hook or hook,
+            sampling_params=task.sampling_params,
+            options=replace(options, max_response_len=task.sampling_params["max_new_tokens"]),
             clock=clock,
             active=active,
             wait_open=wait_open or _always_open,
             evaluation=True,
             permits=permits,
         )
-        results.append(await _evaluate_one(place, dataset, runner, scorer, clock, reward_key))
+        results.append(await _evaluate_one(place, task, runner, scorer, clock, reward_key))
     return results
 
 
@@ -128,34 +133,43 @@ async def _always_open() -> None:
 
 
 async def _evaluate_one(
-    place: int, dataset: EvalDataset, runner: SampleRunner, scorer: Scorer, clock: Clock, reward_key: str | None
+    place: int, task: EvalTask, runner: SampleRunner, scorer: Scorer, clock: Clock, reward_key: str | None
 ) -> EvalResult:
     started, tally = clock.now(), Tally()
     first = EVAL_GROUP_BASE + place * EVAL_DATASET_STRIDE
     async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(_evaluate_row(row, first + number, dataset, runner, scorer, tally))
-            for number, row in enumerate(dataset.rows)
+        rows = [
+            group.create_task(_evaluate_row(row, first + number, task, runner, scorer, tally))
+            for number, row in enumerate(task.rows)
         ]
-    samples = [sample for task in tasks for sample in task.result()]
-    failed = [sample.status is Sample.Status.FAILED for sample in samples]
+    samples = [sample for row in rows for sample in row.result()]
+    scores = [_score(sample, reward_key) for sample in samples]
     return EvalResult(
-        name=dataset.name,
-        num_samples=dataset.num_samples,
+        name=task.name,
+        num_samples=task.num_samples,
         samples=samples,
-        rewards=[0.0 if bad else s.get_reward(reward_key) for s, bad in zip(samples, failed, strict=True)],
+        rewards=[0.0 if math.isnan(score) else score for score in scores],
         truncated=[s.status is Sample.Status.TRUNCATED for s in samples],
-        failures=dict(Counter(s.metadata["eval_failure"] for s in samples if "eval_failure" in s.metadata)),
+        failures=dict(Counter(_failure(s) for s, x in zip(samples, scores, strict=True) if math.isnan(x))),
         sampled_tokens=tally.sampled_tokens,
         seconds=clock.now() - started,
     )
 
 
+def _score(sample: Sample, reward_key: str | None) -> float:
+    """The reward, or NaN where there is none: the sample failed, or scoring it did."""
+    return math.nan if sample.reward is None else sample.get_reward(reward_key)
+
+
+def _failure(sample: Sample) -> str:
+    return str(sample.train_metadata.get(FAILURE_KEY, "reward_error"))
+
+
 async def _evaluate_row(
-    row: Sample, group: int, dataset: EvalDataset, runner: SampleRunner, scorer: Scorer, tally: Tally
+    row: Sample, group: int, task: EvalTask, runner: SampleRunner, scorer: Scorer, tally: Tally
 ) -> list[Sample]:
     """The n samples of one row, scored together. A fan-out's last sample stands for its call."""
-    prompts = [fresh_copy(row, index) for index in range(dataset.num_samples)]
+    prompts = [fresh_copy(row, index) for index in range(task.num_samples)]
     for prompt in prompts:
         prompt.group_index = group
     samples = list(await asyncio.gather(*(_one_sample(prompt, runner, tally) for prompt in prompts)))
@@ -170,7 +184,7 @@ async def _one_sample(prompt: Sample, runner: SampleRunner, tally: Tally) -> Sam
         return (await runner.run(prompt, tally))[-1]
     except Dropped as drop:  # the result is told: the sample counts as failed, with its reason
         prompt.status = Sample.Status.FAILED
-        prompt.metadata["eval_failure"] = drop.reason
+        prompt.train_metadata[FAILURE_KEY] = drop.reason
         return prompt
 
 

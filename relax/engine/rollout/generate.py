@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from relax.engine.rollout.media_payload import media_payload
 from relax.engine.rollout.recorder import parse_answer
 from relax.engine.rollout.state import GenerateState
 from relax.utils.errors import DataError, InfrastructureError
@@ -35,7 +36,7 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], e
         "input_ids": sample.rollout_tokens + done,
         "sampling_params": params,
         "return_logprob": True,
-        **state.media_payload(sample.multimodal_inputs),
+        **media_payload(sample.multimodal_inputs, where=f"sample {sample.group_index}.{sample.index}"),
     }
     append_answer(sample, payload, await post(state.generate_url, payload))
     if done:  # a character may be cut at the interruption, so the text is decoded from all ids

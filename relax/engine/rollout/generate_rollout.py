@@ -7,12 +7,11 @@ call, for users who replace the whole rollout and want to build on the default o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from relax.engine.rollout.attempts import GenerationOptions
-from relax.engine.rollout.evaluate import EvalDataset, EvalResult, evaluate
+from relax.engine.rollout.evaluate import EvalResult, evaluate
 from relax.engine.rollout.groups import (
     AdmittedGroup,
     DynamicFilter,
@@ -22,7 +21,7 @@ from relax.engine.rollout.groups import (
     Scorer,
 )
 from relax.engine.rollout.hooks import load_hook
-from relax.engine.rollout.state import GenerateState, sampling_options
+from relax.engine.rollout.state import GenerateState
 from relax.schedule.clock import Clock, RealClock
 from relax.utils.errors import DataError
 from relax.utils.types import Sample
@@ -66,14 +65,15 @@ async def generate_rollout(
 
     Training asks `data_source.get_samples` for `--over-sampling-batch-size` groups at first and for more as groups
     are dropped, until `--rollout-batch-size` are accepted; the rest is cut off. In evaluation `data_source` is a
-    sequence of `EvalDataset`. `data_system_client` is not used: the role owns the bus.
+    sequence of `EvalTask`. `data_system_client` is not used: the role owns the bus.
     """
     clock = clock or RealClock()
-    hook = load_hook(args.custom_generate_function_path)
     options = generation_options(args)
     if evaluation:
+        hook = load_hook(args.eval_generate_function_path or args.custom_generate_function_path)
         results = await evaluate(data_source, args=args, hook=hook, options=options, scorer=scorer, clock=clock)
         return _eval_output(results)
+    hook = load_hook(args.custom_generate_function_path)
     generator = GroupGenerator(
         args=args,
         hook=hook,
@@ -97,14 +97,10 @@ def generation_options(args: Any) -> GenerationOptions:
         seed=args.rollout_seed,
         max_response_len=args.rollout_max_response_len,
         max_running_samples=GenerateState(args).capacity,
+        call_timeout_s=args.generate_timeout_s,
+        on_failure=args.rollout_failure_policy,
         partial_rollout=args.partial_rollout,
     )
-
-
-def eval_dataset(args: Any, name: str, rows: Sequence[Sample]) -> EvalDataset:
-    """A data set with the evaluation's own sampling parameters."""
-    params = sampling_options(args, evaluation=True).params()
-    return EvalDataset(name, rows, params, num_samples=args.n_samples_per_eval_prompt)
 
 
 async def _collect(

@@ -307,6 +307,8 @@ class GroupGenerator:
             if inspect.isawaitable(output):
                 raise TypeError("a dynamic filter is a plain function, not an `async def`")
             return None if output.keep else str(output.reason or "filtered")
+        except UserCodeError:
+            raise
         except Exception as error:  # any error of user code: fails the run, because a filter fails on every group
             message = f"raised {type(error).__name__}: {error}"
             sample = f"group {samples[0].group_index}" if samples else None

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from relax.engine.rollout.media_payload import MediaPayloads
 from relax.engine.rollout.sampling import SamplingOptions
 from relax.utils.http_utils import post
 from relax.utils.torchvision_shim import ensure_torchvision
@@ -39,7 +38,6 @@ class CallPermits:
 
 current_call: ContextVar[CallPermits | None] = ContextVar("relax_current_call", default=None)
 _holds_permit: ContextVar[bool] = ContextVar("relax_holds_permit", default=False)
-_payloads = MediaPayloads()
 _loop_permits: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
@@ -90,10 +88,6 @@ class GenerateState:
     def generate_url(self) -> str:
         return f"http://{self.args.sglang_router_ip}:{self.args.sglang_router_port}/generate"
 
-    def media_payload(self, inputs: Mapping[str, Any] | None) -> dict[str, list[str]]:
-        """`image_data` and so on for a sample's `multimodal_inputs`; encoded once a group."""
-        return _payloads.get(inputs) if inputs else {}
-
     @asynccontextmanager
     async def inference_permit(self) -> AsyncIterator[None]:
         """Hold one permit for one engine request. Only in functions with `manages_inference_permit = True`."""
@@ -122,8 +116,9 @@ class GenerateState:
     @property
     def capacity(self) -> int:
         """Requests that may run at a time over all engines: `--sglang-server-concurrency` times their number."""
-        engines = self.args.rollout_num_gpus // self.args.rollout_num_gpus_per_engine
-        return max(1, self.args.sglang_server_concurrency * max(1, engines))
+        args = self.args
+        engines = max(1, (args.rollout_num_gpus or 1) // args.rollout_num_gpus_per_engine)
+        return engines * (args.sglang_server_concurrency or args.engine_max_running_requests)
 
     @property
     def semaphore(self) -> Permits:
@@ -148,6 +143,7 @@ def sampling_options(args: Any, *, evaluation: bool = False) -> SamplingOptions:
         temperature=either("eval_temperature", "rollout_temperature"),
         top_p=either("eval_top_p", "rollout_top_p"),
         top_k=either("eval_top_k", "rollout_top_k"),
+        min_new_tokens=args.eval_min_new_tokens if evaluation else 0,
         stop=tuple(args.rollout_stop or ()),
         stop_token_ids=tuple(args.rollout_stop_token_ids or ()),
         skip_special_tokens=args.rollout_skip_special_tokens,

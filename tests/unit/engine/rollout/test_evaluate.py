@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from relax.config.evaluation import EvalDataset
+from relax.config.frozen import freeze
 from relax.engine.rollout.attempts import GenerationOptions
-from relax.engine.rollout.evaluate import EVAL_GROUP_BASE, EvalDataset, evaluate, parse_eval_prompt_data, pass_at_k
+from relax.engine.rollout.evaluate import EVAL_GROUP_BASE, EvalTask, eval_task, evaluate, pass_at_k
 from relax.engine.rollout.hooks import load_hook, make_hook
 from relax.engine.rollout.sampling import SamplingOptions
 from relax.schedule.clock import VirtualClock, run_virtual
@@ -46,7 +50,7 @@ def rows(count: int) -> list[Sample]:
     return [Sample(tokens=[2, 3, row], row=row) for row in range(count)]
 
 
-def run(datasets: list[EvalDataset], hook: Any = None, scorer: Any = None, **options: Any):
+def run(datasets: list[EvalTask], hook: Any = None, scorer: Any = None, **options: Any):
     return run_virtual(
         evaluate(
             datasets,
@@ -61,7 +65,7 @@ def run(datasets: list[EvalDataset], hook: Any = None, scorer: Any = None, **opt
 
 def test_the_last_partial_batch_counts(engine):
     """D10: 10 rows at 4 at a time are 10 rewards, in row order."""
-    (result,) = run([EvalDataset("digits", rows(10), GREEDY)], max_running_samples=4)
+    (result,) = run([EvalTask("digits", rows(10), GREEDY)], max_running_samples=4)
     assert [s.row for s in result.samples] == list(range(10))
     assert result.rewards == [1.0, 0.0] * 5
     assert result.mean_reward == 0.5
@@ -76,7 +80,7 @@ def test_evaluation_passes_its_own_sampling_and_the_eval_stream(engine):
         seen.append(evaluation)
         return await load_hook().function(args, sample, sampling_params)
 
-    run([EvalDataset("digits", rows(1), GREEDY, num_samples=2)], make_hook(spy, "user.spy"))
+    run([EvalTask("digits", rows(1), GREEDY, num_samples=2)], make_hook(spy, "user.spy"))
     assert seen == [True, True]
     assert [r["sampling_params"]["temperature"] for r in engine.requests] == [0.0, 0.0]
     assert [r["sampling_params"]["sampling_seed"] for r in engine.requests] == [
@@ -85,7 +89,7 @@ def test_evaluation_passes_its_own_sampling_and_the_eval_stream(engine):
 
 
 def test_data_sets_have_request_ids_of_their_own(engine):
-    run([EvalDataset("a", rows(2), GREEDY), EvalDataset("b", rows(2), GREEDY)])
+    run([EvalTask("a", rows(2), GREEDY), EvalTask("b", rows(2), GREEDY)])
     rids = [r["rid"] for r in engine.requests]
     assert len(set(rids)) == 4
     assert all(int(rid.split(".")[0][1:]) >= EVAL_GROUP_BASE for rid in rids)
@@ -93,7 +97,7 @@ def test_data_sets_have_request_ids_of_their_own(engine):
 
 def test_truncated_responses_are_told(engine):
     engine.num_tokens = lambda payload: 5 if payload["input_ids"][2] == 0 else 50
-    (result,) = run([EvalDataset("digits", rows(4), GREEDY)])
+    (result,) = run([EvalTask("digits", rows(4), GREEDY)])
     assert result.truncated == [False, True, True, True]
     assert result.truncated_fraction == 0.75
     assert [s.response_length for s in result.samples] == [5, 6, 6, 6]
@@ -105,7 +109,7 @@ def test_a_sample_that_cannot_be_had_counts_as_zero_and_is_named(engine):
             raise RuntimeError("no tool")
         return await load_hook().function(args, sample, sampling_params)
 
-    (result,) = run([EvalDataset("digits", rows(4), GREEDY)], make_hook(broken, "user.b"), on_failure="drop")
+    (result,) = run([EvalTask("digits", rows(4), GREEDY)], make_hook(broken, "user.b"), on_failure="drop")
     assert result.rewards == [1.0, 0.0, 0.0, 0.0]
     assert result.failures == {"user_error": 1}
 
@@ -125,17 +129,46 @@ def test_pass_rates_average_over_rows(engine):
             for sample in samples:
                 sample.reward = float(sample.row == 0 or sample.index == 3)
 
-    (result,) = run([EvalDataset("digits", rows(2), GREEDY, num_samples=4)], scorer=Scorer())
+    (result,) = run([EvalTask("digits", rows(2), GREEDY, num_samples=4)], scorer=Scorer())
     assert result.pass_rates() == {1: (1.0 + 0.25) / 2, 2: (1.0 + 0.5) / 2, 4: 1.0}
 
 
-def test_eval_prompt_data_is_pairs_and_one_path_alone_is_aime():
-    assert parse_eval_prompt_data(["aime", "/a.jsonl", "gpqa", "/b.jsonl"]) == [
-        ("aime", "/a.jsonl"),
-        ("gpqa", "/b.jsonl"),
-    ]
-    assert parse_eval_prompt_data(["/a.jsonl"]) == [("aime", "/a.jsonl")]
-    with pytest.raises(ConfigError, match="--eval-prompt-data takes pairs of name and path, got 3 words"):
-        parse_eval_prompt_data(["a", "/a", "b"])
-    with pytest.raises(ConfigError, match="names 'a' twice"):
-        parse_eval_prompt_data(["a", "/a", "a", "/b"])
+def test_a_reward_that_could_not_be_had_counts_as_zero_and_is_named(engine):
+    """V9: scoring leaves NaN; the mean is still over rows x n."""
+
+    class Scorer:
+        async def score(self, samples: list[Sample]) -> None:
+            for sample in samples:
+                sample.reward = math.nan if sample.row == 1 else 1.0
+
+    (result,) = run([EvalTask("digits", rows(4), GREEDY)], scorer=Scorer())
+    assert result.rewards == [1.0, 0.0, 1.0, 1.0]
+    assert result.failures == {"reward_error": 1}
+    assert result.pass_rates() == {1: 0.75}
+
+
+def test_a_configured_data_set_keeps_its_own_settings():
+    dataset = EvalDataset(
+        name="aime",
+        path="/a.jsonl",
+        input_key="input",
+        label_key=None,
+        tool_key="tools",
+        metadata_key="metadata",
+        temperature=0.0,
+        top_p=0.7,
+        top_k=-1,
+        max_response_len=9,
+        min_new_tokens=2,
+        n_samples_per_eval_prompt=16,
+        rm_type=None,
+        custom_generate_function_path="tests.unit.engine.rollout.own.generate",
+        metadata_overrides=freeze({}),
+    )
+    args = SimpleNamespace(rollout_stop=("x",), rollout_stop_token_ids=(), rollout_skip_special_tokens=False)
+    with pytest.raises(ConfigError, match="--eval-generate-function-path of data set aime"):
+        eval_task(dataset, rows(1), args=args)
+    task = eval_task(replace(dataset, custom_generate_function_path=None), rows(1), args=args)
+    assert task.num_samples == 16
+    picked = {k: task.sampling_params[k] for k in ("temperature", "top_p", "max_new_tokens", "min_new_tokens", "stop")}
+    assert picked == {"temperature": 0.0, "top_p": 0.7, "max_new_tokens": 9, "min_new_tokens": 2, "stop": ["x"]}

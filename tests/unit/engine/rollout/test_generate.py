@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import base64
-import io
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from relax.data.media.decode import encode_png, encode_wav
+from relax.data.media.items import MediaItem
 from relax.engine.rollout.generate import generate
-from relax.engine.rollout.media_payload import MediaPayloads, data_uri
+from relax.engine.rollout.media_payload import media_payload
 from relax.engine.rollout.recorder import SampleRecorder, token_versions
 from relax.engine.rollout.sampling import SamplingOptions
 from relax.utils.errors import DataError, InfrastructureError
@@ -66,11 +68,13 @@ async def test_each_kind_of_stop_is_kept(engine, matched):
 
 
 async def test_media_go_unexpanded_with_data_uris_and_train_expanded(engine):
-    png = b"\x89PNG\r\n\x1a\nrest"
+    from PIL import Image
+
+    png = encode_png(Image.new("RGB", (2, 3), (10, 20, 30)))
     sample = Sample(
         rollout_tokens=[2, 9, 3],  # one placeholder, as sent
         tokens=[2, 9, 9, 9, 9, 3],  # four placeholders, as trained
-        multimodal_inputs={"image": [png], "audio": []},
+        multimodal_inputs={"image": [MediaItem.of("image", png)], "audio": []},
         group_index=1,
         index=0,
     )
@@ -101,34 +105,18 @@ async def test_media_without_prepared_ids_is_refused(engine):
         await generate(ARGS, Sample(multimodal_inputs={"image": [b"x"]}, group_index=3, index=1), PARAMS)
 
 
-def test_media_of_a_group_are_encoded_once(tmp_path):
-    path = tmp_path / "a.png"
-    path.write_bytes(b"\x89PNGfirst")
-    inputs, payloads = {"image": [str(path)]}, MediaPayloads()
-    first = payloads.get(inputs)
-    path.write_bytes(b"\x89PNGsecond")
-    assert payloads.get(inputs) is first
-    assert payloads.get({"image": [str(path)]}) != first
-
-
-def test_every_documented_form_of_an_item_becomes_a_uri(tmp_path):
-    from PIL import Image
-
-    path = tmp_path / "sound.wav"
-    path.write_bytes(b"RIFF....WAVE")
-    body = base64.b64encode(b"RIFF....WAVE").decode()
-    assert data_uri(str(path), "audio").endswith(body)
-    assert data_uri({"bytes": b"RIFF....WAVE", "path": None}, "audio") == f"data:audio/wav;base64,{body}"
-    assert data_uri({"bytes": None, "path": str(path)}, "audio").endswith(body)
-    assert data_uri("https://x.org/a.png", "image") == "https://x.org/a.png"
-    assert data_uri("data:image/png;base64,AA==", "image") == "data:image/png;base64,AA=="
-    picture = Image.new("RGB", (2, 3), (10, 20, 30))
-    sent = base64.b64decode(data_uri(picture, "image").split(",")[1])
-    assert Image.open(io.BytesIO(sent)).getpixel((1, 2)) == (10, 20, 30)
-    with pytest.raises(DataError, match="cannot read image"):
-        data_uri(str(tmp_path / "none.png"), "image")
-    with pytest.raises(DataError, match="a int is no image"):
-        data_uri(3, "image")
+def test_prepared_items_and_raw_forms_become_data_uris(tmp_path):
+    wav = encode_wav(np.zeros(160, np.float32), 16_000)
+    (tmp_path / "sound.wav").write_bytes(wav)
+    uri = "data:audio/wav;base64," + base64.b64encode(wav).decode()
+    item = MediaItem.of("audio", wav)
+    inputs = {"audio": [item, wav, str(tmp_path / "sound.wav"), {"bytes": wav, "path": None}], "image": []}
+    payload = media_payload(inputs, where="sample 1.0")
+    assert payload == {"audio_data": [uri] * 4}
+    assert payload["audio_data"][0] is item.data_uri()  # encoded once for all samples of a group
+    assert media_payload(None, where="sample 1.0") == {}
+    with pytest.raises(DataError, match=r"sample 1\.0"):
+        media_payload({"audio": [str(tmp_path / "none.wav")]}, where="sample 1.0")
 
 
 def test_sampling_params_keep_the_stop_in_the_ids():
