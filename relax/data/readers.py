@@ -100,10 +100,9 @@ def _index_lines(fd: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     """(start, stop, line number) of each line that is not blank, and the content's digest."""
     content = hashlib.blake2b(digest_size=16)
     starts, firsts = [np.zeros(0, np.int64)], [np.zeros(0, np.uint8)]
-    size, head, at_line_start = 0, b"", True
+    size, at_line_start = 0, True
     while block := os.pread(fd, SCAN_BYTES, size):
         content.update(block)
-        head = head or block[:3]
         data = np.frombuffer(block, np.uint8)
         begins = np.flatnonzero(data == 10).astype(np.int64) + 1
         if at_line_start:
@@ -115,8 +114,9 @@ def _index_lines(fd: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
         firsts.append(data[begins])
         size += len(block)
     begin, first = np.concatenate(starts), np.concatenate(firsts)
-    end = np.concatenate([begin[1:] - 1, [size]])[: len(begin)]
-    if head == _BOM:
+    last = size - 1 if at_line_start else size
+    end = np.concatenate([begin[1:] - 1, [last]])[: len(begin)]
+    if os.pread(fd, 3, 0) == _BOM:
         begin[0], first[0] = 3, ord("\n")  # look at the first line whatever follows the mark
     kept = np.ones(len(begin), bool)
     for line in np.flatnonzero(np.isin(first, _BLANK)).tolist():  # only these lines can be blank

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 from relax.utils.errors import DataError
 
 MAX_PIXELS = 256_000_000  # of one image; above it a file is taken for a decompression bomb
+
+MIN_SECONDS = 0.025  # of audio: one analysis window; feature extractors fail on less
 
 _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -128,6 +131,20 @@ def decode_audio(data: bytes, *, where: str, rate: int = 16_000, name: str = "")
     if len(mono) == 0:
         raise DataError(f"the audio{_named(name)} is shorter than one sample at {rate} Hz", where=where)
     return mono
+
+
+def normal_audio(data: bytes, *, where: str, name: str = "") -> bytes:
+    """The same bytes, or for a clip below `MIN_SECONDS` a WAV lengthened to it with silence."""
+    import soundfile
+
+    if len(data) > 1 << 16:  # too large to be that short, even as 192 kHz stereo
+        return data
+    try:
+        samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    except (soundfile.LibsndfileError, OSError):
+        return data  # another container; `decode_audio` tells what is wrong with it, if anything
+    missing = math.ceil(MIN_SECONDS * rate) - len(samples)
+    return data if missing <= 0 or len(samples) == 0 else encode_wav(np.pad(samples, ((0, missing), (0, 0))), rate)
 
 
 def _decode_audio_container(data: bytes, *, where: str, name: str) -> tuple[np.ndarray, int]:

@@ -12,8 +12,8 @@ Every accepted form of a value becomes the bytes of an ordinary file, so one has
                     [frames, H, W, 3] uint8 as lossless FFV1
     list (video)    frames, each in any form an image may have, as lossless FFV1
 
-Images are normalised once: EXIF rotation applied, alpha composed over white, other modes to RGB. An image that
-needs none of it keeps its own bytes.
+Images are normalised once: EXIF rotation applied, alpha composed over white, other modes to RGB. Clips shorter than
+one analysis window are lengthened with silence. A medium that needs none of it keeps its own bytes.
 """
 
 from __future__ import annotations
@@ -122,6 +122,8 @@ def load_media(
         raise DataError(f"the {kind} {uri or 'in the row'} is empty", where=where)
     if kind == "image":
         data = decode.normal_image(data, where=where, name=uri)
+    elif kind == "audio":
+        data = decode.normal_audio(data, where=where, name=uri)
     return MediaItem.of(kind, data, uri)
 
 
@@ -258,7 +260,7 @@ class _Reader:
             except DataError:
                 raise
             except urllib.error.HTTPError as error:
-                last = f"HTTP {error.code}"
+                last = f"HTTP {error.code} {error.reason}"
                 if error.code < 500 and error.code not in (408, 425, 429):
                     break
             except (OSError, urllib.error.URLError, ValueError) as error:
