@@ -195,6 +195,13 @@ class GroupGenerator:
                 next_abort = self._clock.now() + ABORT_AGAIN_S
             await self._clock.sleep(ABORT_POLL_S)
 
+    def discard(self, groups: Iterable[int]) -> None:
+        """Stop groups that somebody else has dropped; they do not come out of `next_finished` unless they ended."""
+        for number in groups:
+            running = self._running.pop(number, None)
+            if running is not None:
+                running.task.cancel()
+
     async def stop(self) -> Leftover:
         """End everything. Groups that have not ended are returned as they were admitted. No task is left."""
         self._stopped = True
@@ -233,7 +240,7 @@ class GroupGenerator:
             reason = drop.reason
             logger.warning("group dropped group=%d reason=%s error=%s", running.admitted.group, reason, drop)
         except asyncio.CancelledError:
-            if not self._stopped:
+            if not self._stopped and running.admitted.group in self._running:
                 self._fail(InternalError(f"the task of group {running.admitted.group} was cancelled from outside"))
             raise
         except Exception as error:  # told by `next_finished`: the run fails, the group stays unfinished

@@ -1,0 +1,174 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""The actor role: one training rank. Every rank gets the same calls; the group of ranks is one `ActorHandle`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from relax.backends.base import LossFunction, ModelSpec, OptimizerSpec, Part, RankInfo, StepStats, TrainBackend
+from relax.components.base import Role
+from relax.components.messages import TrainReport, TrainTask
+from relax.components.training_data import BatchSettings, make_plan, read_parts
+from relax.distributed.bus.base import Bus
+from relax.distributed.checkpoint_service.base import WeightManifest, WeightPublisher
+from relax.engine.train_step import train_rollout
+from relax.schedule.clock import Clock
+
+SCORE = frozenset({"log_probs"})
+
+
+class Actor(Role):
+    """Trains rollouts in order and publishes weights. Holds the model, the optimizer and, for a KL, a reference copy.
+
+    consumes   rollout, media, ref, actor_fwd, advantages   waits for   their producers
+    produces   weights                                      feeds       engines, actor_fwd
+    """
+
+    name = "actor"
+
+    def __init__(
+        self,
+        *,
+        backend: TrainBackend,
+        loss: LossFunction,
+        model: ModelSpec,
+        optimizer: OptimizerSpec,
+        settings: BatchSettings,
+        bus: Bus,
+        publisher: WeightPublisher | None,
+        clock: Clock,
+        deadline_s: float,
+        keep_reference: bool = False,
+        executor: Executor | None = None,
+    ) -> None:
+        super().__init__(executor)
+        self._backend, self._loss, self._settings, self._bus = backend, loss, settings, bus
+        self._model, self._optimizer, self._publisher = model, optimizer, publisher
+        self._clock, self._deadline_s, self._keep_reference = clock, deadline_s, keep_reference
+        self.info: RankInfo | None = None
+
+    async def start(self) -> RankInfo:
+        """Load the model. Collective."""
+        self.info = await self._blocking(self._backend.open, self._model, self._optimizer)
+        if self._keep_reference:
+            await self._blocking(self._backend.keep, "ref")
+        return self.info
+
+    async def train(self, task: TrainTask) -> TrainReport:
+        """Read this rank's share, complete its columns, take the optimizer steps. Collective."""
+        assert self.info is not None
+        waited = self._clock.now()
+        plan = make_plan(task.groups, self._settings, self.info.dp_size)
+        parts = await read_parts(
+            self._bus,
+            task.rollout_id,
+            task.groups,
+            task.tables,
+            plan,
+            self.info.dp_rank,
+            deadline_s=self._deadline_s,
+        )
+        wait_s = self._clock.now() - waited
+        stats, difference, seconds = await self._blocking(self._train, task, parts)
+        self.step = task.rollout_id + 1
+        return _report(task.rollout_id, stats, {"data_wait": wait_s, **seconds}, difference)
+
+    def _train(self, task: TrainTask, parts: list[Part]) -> tuple[list[StepStats], float | None, dict[str, float]]:
+        seconds: dict[str, float] = {}
+        if task.score_reference:
+            start = self._clock.now()
+            parts = [self._scored(part, "ref_logprobs", tag="ref") for part in parts]
+            seconds["reference"] = self._clock.now() - start
+        if task.score_old:
+            start = self._clock.now()
+            parts = [self._scored(part, "old_logprobs", tag="actor") for part in parts]
+            seconds["old_log_probs"] = self._clock.now() - start
+        difference = self._engine_difference(parts[0]) if task.measure_difference else None
+        return train_rollout(self._backend, parts, self._loss, task.divisors), difference, seconds
+
+    def _scored(self, part: Part, column: str, *, tag: str) -> Part:
+        """The part with one more column, computed by a forward pass under the weights `tag`."""
+        scores = self._backend.score(part, SCORE, tag)
+        return Part(
+            tuple(
+                tuple(replace(s, columns={**s.columns, column: scores[s.uid]["log_probs"]}) for s in micro)
+                for micro in part.micro_batches
+            )
+        )
+
+    def _engine_difference(self, part: Part) -> float:
+        """Largest |engine - trainer| log-prob of sampled tokens under the current weights, in nats."""
+        scores = self._backend.score(part, SCORE)
+        worst = 0.0
+        for sequence in (s for micro in part.micro_batches for s in micro):
+            sampled = sequence.loss_mask > 0
+            gap = np.abs(scores[sequence.uid]["log_probs"] - sequence.columns["rollout_logprobs"])[sampled]
+            worst = max(worst, float(gap.max(initial=0.0)))
+        return worst
+
+    async def publish(self, version: int) -> WeightManifest | None:
+        """Write the weights as `version`; rank 0 returns the manifest. Collective."""
+        return await self._blocking(self._publish, version)
+
+    def _publish(self, version: int) -> WeightManifest | None:
+        if self._publisher is not None:
+            return self._publisher.publish(version, self._backend.weights())
+        for _ in self._backend.weights():  # the iterator is collective: every rank walks it
+            pass
+        return None
+
+    async def refresh_reference(self) -> None:
+        """The current weights become the reference (--ref-update-interval)."""
+        await self._blocking(self._backend.keep, "ref")
+
+    async def save(self, folder: str) -> None:
+        await self._blocking(self._backend.save, Path(folder))
+
+    async def load(self, folder: str) -> None:
+        await self._blocking(self._backend.load, Path(folder))
+
+    async def export_hf(self, folder: str) -> None:
+        await self._blocking(self._backend.export_hf, Path(folder))
+
+    async def offload(self) -> None:
+        await self._blocking(self._backend.sleep)
+
+    async def onload(self) -> None:
+        await self._blocking(self._backend.wake)
+
+    async def status(self) -> dict[str, Any]:
+        return {**await super().status(), "rank": None if self.info is None else self.info.rank}
+
+    async def stop(self) -> None:
+        await self._blocking(self._backend.close)
+        if self._publisher is not None:
+            await self._blocking(self._publisher.close)
+
+
+def _report(
+    rollout_id: int, stats: Sequence[StepStats], seconds: dict[str, float], difference: float | None
+) -> TrainReport:
+    sums: dict[str, list[float]] = {}
+    for step in stats:
+        for name, total in step.sums.items():
+            into = sums.setdefault(name, [0.0, 0.0])
+            into[0] += total
+            into[1] += step.counts.get(name, 0.0)
+        for name, value in step.seconds.items():
+            seconds[name] = seconds.get(name, 0.0) + value
+    last = stats[-1]
+    gauges = {"grad_norm": last.grad_norm, "lr": last.lr}
+    return TrainReport(
+        rollout_id=rollout_id,
+        num_steps=len(stats),
+        metrics={name: (total, count) for name, (total, count) in sums.items() if count},
+        gauges={name: value for name, value in gauges.items() if value is not None},
+        seconds=seconds,
+        engine_difference_max=difference,
+    )

@@ -1,0 +1,86 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""Forward-only copies of the policy: the reference role and the actor_fwd role (old log-probs)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+
+import numpy as np
+
+from relax.backends.base import ModelSpec, RankInfo, TrainBackend
+from relax.components.base import Role
+from relax.components.messages import ReleasedGroup, partition_of
+from relax.components.training_data import BatchSettings, make_plan, read_parts
+from relax.distributed.bus.base import Block, Bus
+from relax.distributed.checkpoint_service.base import WeightManifest
+from relax.schedule.clock import Clock
+
+
+class ForwardRole(Role):
+    """Scores a rollout under fixed weights and writes one column.
+
+    consumes   rollout, media                          waits for   rollout
+    produces   ref_logprobs (or old_logprobs)          feeds       actor
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        table: str,
+        column: str,
+        backend: TrainBackend,
+        model: ModelSpec,
+        settings: BatchSettings,
+        bus: Bus,
+        clock: Clock,
+        deadline_s: float,
+        executor: Executor | None = None,
+    ) -> None:
+        super().__init__(executor)
+        self.name, self._table, self._column = name, table, column
+        self._backend, self._model, self._settings, self._bus = backend, model, settings, bus
+        self._clock, self._deadline_s = clock, deadline_s
+        self.version = 0
+        self.info: RankInfo | None = None
+
+    async def start(self) -> RankInfo:
+        self.info = await self._blocking(self._backend.open, self._model, None)
+        return self.info
+
+    async def score(self, rollout_id: int, groups: tuple[ReleasedGroup, ...]) -> Mapping[str, float]:
+        """Write the role's table for every group of the rollout."""
+        assert self.info is not None
+        waited = self._clock.now()
+        plan = make_plan(groups, self._settings, self.info.dp_size)
+        parts = await read_parts(
+            self._bus, rollout_id, groups, (), plan, self.info.dp_rank, deadline_s=self._deadline_s
+        )
+        started = self._clock.now()
+        scores: dict[tuple[int, int], np.ndarray] = {}
+        for part in parts:
+            result = await self._blocking(self._backend.score, part, frozenset({"log_probs"}))
+            scores.update({uid: found["log_probs"] for uid, found in result.items()})
+        by_group: dict[int, list[np.ndarray]] = {}
+        for part in parts:
+            for sequence in (s for micro in part.micro_batches for s in micro):
+                by_group.setdefault(sequence.group, []).append(scores[sequence.uid])
+        blocks = [Block(uid, {self._column: np.concatenate(columns)}) for uid, columns in sorted(by_group.items())]
+        await self._bus.put(partition_of(rollout_id), self._table, blocks)
+        self.step = rollout_id + 1
+        return {"wait_s": started - waited, "busy_s": self._clock.now() - started}
+
+    async def load_version(self, manifest: WeightManifest) -> None:
+        """Take the weights of a published version."""
+        await self._blocking(self._load, manifest)
+        self.version = manifest.version
+
+    def _load(self, manifest: WeightManifest) -> None:
+        if manifest.folder is None:
+            raise ValueError(f"{self.name} reads weights from a folder; version {manifest.version} has none")
+        self._backend.load_weights(Path(manifest.folder))  # type: ignore[attr-defined]
+
+    async def stop(self) -> None:
+        await self._blocking(self._backend.close)

@@ -1,0 +1,188 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""What travels between the controller and the roles. Plain data: it pickles and imports neither torch nor Ray.
+
+Tables of partition `train_{rollout_id}` and who writes them:
+
+    rollout     rollout role      tokens, masks, engine log-probs, versions, rewards (see relax.data.columns)
+    media       rollout role      features of the prompt's media, only for prompts that have some
+    ref         reference         ref_logprobs [R]
+    actor_fwd   actor_fwd         old_logprobs [R]
+    advantages  advantages        advantages [R], loss_weight [R]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from relax.distributed.checkpoint_service.base import WeightManifest
+
+PRODUCERS = {
+    "rollout": "rollout",
+    "media": "rollout",
+    "ref": "reference",
+    "actor_fwd": "actor_fwd",
+    "advantages": "advantages",
+}
+
+
+def partition_of(rollout_id: int) -> str:
+    return f"train_{rollout_id}"
+
+
+@dataclass(frozen=True)
+class GroupOrder:
+    """One admitted group: which prompt, under which id."""
+
+    group: int
+    epoch: int
+    row: int
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class AcceptedGroup:
+    group: int
+    oldest: int  # smallest weight version of its sampled tokens
+    newest: int
+
+
+@dataclass(frozen=True)
+class RolloutReport:
+    """What ended since the last report. Each group is in exactly one list, once."""
+
+    accepted: tuple[AcceptedGroup, ...] = ()
+    dropped: tuple[tuple[int, str], ...] = ()
+    sampled_tokens: int = 0  # of all attempts, thrown away ones included
+    failures: Mapping[str, int] = field(default_factory=dict)  # failed generate calls by reason
+
+
+@dataclass(frozen=True)
+class ReleasedGroup:
+    """A group that was put on the bus: what planning its training needs."""
+
+    group: int
+    lengths: tuple[int, ...]  # tokens of each sample, prompt included
+    digest: str
+    has_media: bool
+
+
+@dataclass(frozen=True)
+class ReleaseReport:
+    groups: tuple[ReleasedGroup, ...]  # in uid order
+    metrics: Mapping[str, tuple[float, float]]  # {metric: (sum, count)}
+    maxima: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class TrainTask:
+    """One rollout's training. Every rank gets the same task and cuts out its own share."""
+
+    rollout_id: int
+    groups: tuple[ReleasedGroup, ...]  # in uid order
+    tables: tuple[str, ...]  # besides `rollout` and `media`
+    divisors: tuple[float, ...]  # one for each optimizer step
+    score_reference: bool = False  # the actor computes ref_logprobs with its kept copy
+    score_old: bool = False  # the actor computes old_logprobs before its first step
+    measure_difference: bool = False  # compare engine and trainer log-probs of the first optimizer step
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    rollout_id: int
+    num_steps: int
+    metrics: Mapping[str, tuple[float, float]]  # {metric: (sum, count)} over all steps
+    gauges: Mapping[str, float]  # of the last step
+    seconds: Mapping[str, float]
+    engine_difference_max: float | None = None  # |engine - trainer| log-prob before the first step, nats
+
+
+@dataclass(frozen=True)
+class AdvantageReport:
+    divisors: tuple[float, ...]
+    metrics: Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class EvalReport:
+    version: int
+    metrics: Mapping[str, float]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """One engine after an install."""
+
+    engine: str
+    version: int
+    ok: bool
+    stall_s: float = 0.0
+    error: str | None = None
+
+
+class RolloutHandle(Protocol):
+    async def dataset(self) -> tuple[int, str]:
+        """Rows and digest of the prompt data."""
+        ...
+
+    async def admit(self, orders: tuple[GroupOrder, ...]) -> None: ...
+
+    async def report(self, need: int, patience_s: float) -> RolloutReport:
+        """Wait until `need` groups are accepted, or what runs can no longer give them, at most `patience_s`."""
+        ...
+
+    async def abandon(self, groups: tuple[int, ...]) -> None:
+        """Stop groups that were dropped by a decision, and forget them."""
+        ...
+
+    async def release(self, rollout_id: int, groups: tuple[int, ...]) -> ReleaseReport: ...
+
+    async def install(self, manifest: WeightManifest) -> tuple[EngineStatus, ...]: ...
+
+    async def evaluate(self, rollout_id: int, version: int) -> EvalReport: ...
+
+    async def drop(self, partition: str) -> None: ...
+
+    async def set_step(self, step: int) -> None: ...
+
+
+class ActorHandle(Protocol):
+    async def train(self, task: TrainTask) -> TrainReport: ...
+
+    async def publish(self, version: int) -> WeightManifest: ...
+
+    async def refresh_reference(self) -> None: ...
+
+    async def save(self, folder: str) -> None: ...
+
+    async def load(self, folder: str) -> None: ...
+
+    async def export_hf(self, folder: str) -> None: ...
+
+    async def offload(self) -> None: ...
+
+    async def onload(self) -> None: ...
+
+
+class ForwardHandle(Protocol):
+    async def score(self, rollout_id: int, groups: tuple[ReleasedGroup, ...]) -> Mapping[str, float]: ...
+
+    async def load_version(self, manifest: WeightManifest) -> None: ...
+
+
+class AdvantagesHandle(Protocol):
+    async def compute(self, rollout_id: int, groups: tuple[int, ...]) -> AdvantageReport: ...
+
+
+@dataclass
+class Roles:
+    """The handles that a deployment gives to the controller; None where the mode has no such role."""
+
+    rollout: RolloutHandle
+    actor: ActorHandle
+    advantages: AdvantagesHandle
+    reference: ForwardHandle | None = None
+    actor_fwd: ForwardHandle | None = None
+    facts: dict[str, Any] = field(default_factory=dict)  # rank info, engine info, addresses

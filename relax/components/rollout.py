@@ -1,0 +1,316 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""The rollout role: admitted prompts to scored groups, on the bus when the scheduler has bound them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from relax.components.base import Role
+from relax.components.engines import EngineFleet
+from relax.components.messages import (
+    AcceptedGroup,
+    EngineStatus,
+    EvalReport,
+    GroupOrder,
+    ReleasedGroup,
+    ReleaseReport,
+    RolloutReport,
+    partition_of,
+)
+from relax.components.rollout_metrics import release_metrics
+from relax.data.chat import PreparedPrompt
+from relax.data.columns import group_columns, media_columns
+from relax.data.datasets import PromptDataset, RawRow
+from relax.distributed.bus.base import Block, Bus
+from relax.distributed.checkpoint_service.base import WeightManifest
+from relax.distributed.trace import TraceWriter
+from relax.engine.rollout.groups import AdmittedGroup, FinishedGroup, GroupGenerator
+from relax.engine.rollout.results import result_path, sample_row, write_results
+from relax.schedule import events as ev
+from relax.schedule.clock import Clock
+from relax.schedule.journal import FLUSH_INTERVAL_S, Journal
+from relax.utils.errors import InternalError, RelaxError
+from relax.utils.types import MediaFeatures, Sample
+
+logger = logging.getLogger(__name__)
+
+Prepare = Callable[[RawRow], Coroutine[Any, Any, PreparedPrompt]]
+SampleFilter = Callable[[Any, Sequence[Sequence[Sample]]], None]
+Evaluate = Callable[[int], Coroutine[Any, Any, tuple[dict[str, float], list[Sample]]]]
+
+
+@dataclass
+class ReadyGroup:
+    """A finished group that waits to be bound."""
+
+    finished: FinishedGroup
+    block: Block
+    media: tuple[MediaFeatures, ...]
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    n_samples_per_prompt: int
+    reward_key: str | None = None
+    result_dir: Path | None = None  # run folder of the JSONL results; None writes none
+
+
+@dataclass
+class _Ended:
+    """What ended since the last report."""
+
+    accepted: list[AcceptedGroup] = field(default_factory=list)
+    dropped: list[tuple[int, str]] = field(default_factory=list)
+    sampled_tokens: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+
+
+class Rollout(Role):
+    """Owns the data set, the group generator, the engines and the trace.
+
+    loop      consumes        produces            waits for             freed by
+    prepare   group orders    running groups      the processor pool    admit
+    collect   ended groups    trace, reports      any group's end       the generator
+    release   bound groups    bus rows, results   nothing               the scheduler's bind
+    """
+
+    name = "rollout"
+
+    def __init__(
+        self,
+        *,
+        dataset: PromptDataset,
+        prepare: Prepare,
+        generator: GroupGenerator,
+        engines: EngineFleet,
+        bus: Bus,
+        trace: TraceWriter,
+        journal: Journal,
+        clock: Clock,
+        settings: RolloutSettings,
+        evaluate: Evaluate | None = None,
+        close: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        super().__init__(executor)
+        self._dataset, self._prepare, self._generator, self._engines = dataset, prepare, generator, engines
+        self._bus, self._trace, self._journal, self._clock, self._settings = bus, trace, journal, clock, settings
+        self._evaluate, self._close = evaluate, close
+        self._preparing: dict[int, asyncio.Task[None]] = {}
+        self._inside: set[int] = set()  # admitted and not yet reported as ended
+        self._ready: dict[int, ReadyGroup] = {}
+        self._ended = _Ended()
+        self._changed = asyncio.Condition()
+        self._error: BaseException | None = None
+        self._loops: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        self._trace.roll("0")
+        self._loops = [
+            asyncio.create_task(self._collect(), name="rollout.collect"),
+            asyncio.create_task(self._flush_journal(), name="rollout.flush"),
+        ]
+
+    async def dataset(self) -> tuple[int, str]:
+        return len(self._dataset), self._dataset.digest
+
+    # ------------------------------------------------------------------ groups in
+
+    async def admit(self, orders: tuple[GroupOrder, ...]) -> None:
+        """Start groups; returns at once."""
+        for order in orders:
+            if order.group in self._inside:
+                raise InternalError(f"group {order.group} is admitted twice")
+            self._inside.add(order.group)
+            self._preparing[order.group] = asyncio.create_task(self._start_group(order))
+
+    async def _start_group(self, order: GroupOrder) -> None:
+        try:
+            prepared = await self._prepare(self._dataset.row(order.row))
+            prompt = prompt_sample(prepared, order)
+            self._generator.admit([AdmittedGroup(order.group, prompt, self._settings.n_samples_per_prompt)])
+        except Exception as error:  # told by `report`: a row that cannot be prepared ends the run with its place
+            await self._fail(error)
+        finally:
+            self._preparing.pop(order.group, None)
+
+    # ------------------------------------------------------------------ groups out
+
+    async def _collect(self) -> None:
+        try:
+            while True:
+                finished = await self._generator.next_finished()
+                if finished.group in self._inside:
+                    await self._end_group(finished)
+        except Exception as error:  # told by `report`
+            await self._fail(error)
+
+    async def _end_group(self, finished: FinishedGroup) -> None:
+        number, ended = finished.group, self._ended
+        if finished.accepted:
+            ready = await self._blocking(self._keep, finished)
+            versions = ready.block.columns["weight_version"]
+            sampled = versions[versions >= 0]
+            oldest, newest = (int(sampled.min()), int(sampled.max())) if len(sampled) else (0, 0)
+            self._ready[number] = ready
+            ended.accepted.append(AcceptedGroup(number, oldest, newest))
+        else:
+            ended.dropped.append((number, finished.reason or "unknown"))
+        ended.sampled_tokens += finished.sampled_tokens
+        for reason, count in finished.failures.items():
+            ended.failures[reason] = ended.failures.get(reason, 0) + count
+        self._inside.discard(number)
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _keep(self, finished: FinishedGroup) -> ReadyGroup:
+        """The trace first, then the journal."""
+        samples = finished.samples
+        rewards = [s.get_reward(self._settings.reward_key) for s in samples]
+        media = tuple(samples[0].multimodal_train_inputs or ())
+        block = Block(finished.group, group_columns(samples, rewards, rewards))
+        entry = self._trace.write(block)
+        seconds = sum(finished.seconds.values())
+        self._journal.append(
+            ev.Completed(finished.group, entry.file, entry.offset, entry.length, entry.digest, seconds)
+        )
+        self._journal.append(ev.Rewarded(finished.group, tuple(rewards)))
+        return ReadyGroup(finished, block, media)
+
+    async def report(self, need: int, patience_s: float) -> RolloutReport:
+        """See `RolloutHandle`. Raises the error of whatever failed inside."""
+
+        def due() -> bool:
+            accepted = len(self._ended.accepted)
+            something = accepted or self._ended.dropped
+            return bool(
+                self._error is not None
+                or accepted >= need
+                or (something and accepted + len(self._inside) < need)  # what runs cannot give enough any more
+            )
+
+        async with self._changed:
+            try:
+                async with asyncio.timeout(patience_s):
+                    await self._changed.wait_for(due)
+            except TimeoutError:
+                pass  # the caller gets what there is and asks again
+        if self._error is not None:
+            raise self._error
+        ended, self._ended = self._ended, _Ended()
+        return RolloutReport(tuple(ended.accepted), tuple(ended.dropped), ended.sampled_tokens, ended.failures)
+
+    async def abandon(self, groups: tuple[int, ...]) -> None:
+        for number in groups:
+            self._inside.discard(number)
+            self._ready.pop(number, None)
+            task = self._preparing.pop(number, None)
+            if task is not None:
+                task.cancel()
+        self._generator.discard(groups)
+
+    async def release(self, rollout_id: int, groups: tuple[int, ...]) -> ReleaseReport:
+        """Put bound groups on the bus and write their results."""
+        ready = [self._ready.pop(number) for number in sorted(groups)]
+        partition = partition_of(rollout_id)
+        with_media = [Block(r.block.uid, media_columns(r.media)) for r in ready if r.media]
+        if with_media:
+            await self._bus.put(partition, "media", with_media)
+        await self._bus.put(partition, "rollout", [r.block for r in ready])
+        self._trace.roll(str(rollout_id + 1))
+        if self._settings.result_dir is not None:
+            path = result_path(self._settings.result_dir, "train", rollout_id)
+            rows = [sample_row(s, rollout_id=rollout_id) for r in ready for s in r.finished.samples]
+            await self._blocking(write_results, path, rows)
+        self.step = rollout_id + 1
+        sums, maxima = release_metrics(rollout_id, [r.finished for r in ready], [r.block for r in ready])
+        released = tuple(
+            ReleasedGroup(
+                group=r.block.uid,
+                lengths=tuple(np.diff(r.block.columns["token_offsets"]).tolist()),
+                digest=r.block.digest,
+                has_media=bool(r.media),
+            )
+            for r in ready
+        )
+        return ReleaseReport(released, sums, maxima)
+
+    async def drop(self, partition: str) -> None:
+        await self._bus.drop(partition)
+
+    # ------------------------------------------------------------------ weights, evaluation, life
+
+    async def install(self, manifest: WeightManifest) -> tuple[EngineStatus, ...]:
+        return await self._engines.install(manifest)
+
+    async def evaluate(self, rollout_id: int, version: int) -> EvalReport:
+        if self._evaluate is None:
+            raise InternalError("evaluate was called without an evaluation set")
+        started = self._clock.now()
+        metrics, samples = await self._evaluate(rollout_id)
+        if self._settings.result_dir is not None:
+            path = result_path(self._settings.result_dir, "eval", rollout_id)
+            await self._blocking(write_results, path, [sample_row(s, rollout_id=rollout_id) for s in samples])
+        return EvalReport(version, metrics, self._clock.now() - started)
+
+    async def engines(self) -> dict[str, object]:
+        return await self._engines.status()
+
+    async def status(self) -> dict[str, Any]:
+        return {
+            **await super().status(),
+            "running_groups": len(self._inside),
+            "ready_groups": len(self._ready),
+            "engines": await self._engines.status(),
+        }
+
+    async def stop(self) -> None:
+        for task in [*self._loops, *self._preparing.values()]:
+            task.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        self._loops = []
+        await self._generator.stop()
+        if self._close is not None:
+            close, self._close = self._close, None
+            await close()
+        self._trace.close()
+        self._journal.close()
+        self._dataset.close()
+
+    async def _flush_journal(self) -> None:
+        while True:
+            await self._clock.sleep(FLUSH_INTERVAL_S)
+            await self._blocking(self._journal.flush)
+
+    async def _fail(self, error: BaseException) -> None:
+        if not isinstance(error, RelaxError):
+            logger.exception("rollout failed", exc_info=error)
+        async with self._changed:
+            if self._error is None:
+                self._error = error
+            self._changed.notify_all()
+
+
+def prompt_sample(prepared: PreparedPrompt, order: GroupOrder) -> Sample:
+    """The prompt of a group, with its identity; the generator copies it for each sample."""
+    return Sample(
+        group_index=order.group,
+        attempt=order.attempt,
+        epoch=order.epoch,
+        row=order.row,
+        prompt=prepared.prompt,
+        label=prepared.label,
+        metadata=dict(prepared.metadata),
+        multimodal_inputs=prepared.multimodal_inputs(),
+        multimodal_train_inputs=list(prepared.features) or None,
+        tokens=list(prepared.expanded_ids),
+        rollout_tokens=list(prepared.token_ids),
+    )
