@@ -86,6 +86,7 @@ class RunningBatch:
         "out_ids",
         "out_log_probs",
         "arrival",
+        "watches_text",
     )
 
     def __init__(self, capacity: int, pad_row: int) -> None:
@@ -103,6 +104,7 @@ class RunningBatch:
         self.max_new = np.zeros(capacity, np.int64)
         self.min_new = np.zeros(capacity, np.int64)
         self.arrival = np.zeros(capacity, np.int64)
+        self.watches_text = np.zeros(capacity, np.bool_)  # has stop strings
         self.keys = np.full((capacity, 128), pad_row, np.int64)
         self.stops = np.full((capacity, 2), -1, np.int64)
         self.out_ids = np.zeros((capacity, 64), np.int64)
@@ -122,6 +124,7 @@ class RunningBatch:
         self.position[slot] = response.prompt.next_position + count - 1
         self.seed[slot] = response.seed
         self.temperature[slot], self.top_k[slot], self.top_p[slot] = params.temperature, params.top_k, params.top_p
+        self.watches_text[slot] = bool(params.stop)
         self.max_new[slot], self.min_new[slot] = params.max_new_tokens, params.min_new_tokens
         self.stops[slot] = -1
         self.stops[slot, : len(response.stop_ids)] = response.stop_ids

@@ -103,6 +103,7 @@ class Scheduler:
     context_length: int
     stop_strings: StopStrings
     suppressed: Tensor | None = None
+    headroom: int = HEADROOM_TOKENS
     version: str = "default"
     paused: bool = False  # by /pause_generation
     asleep: bool = False  # by /release_memory_occupation
@@ -217,19 +218,15 @@ class Scheduler:
         stopped, full = batch.accept(slots, ids, log_probs)
         self.counters.generated_tokens += len(slots)
         texts = {
-            slot: self.stop_strings.match(response, batch.out_ids[slot, : batch.place[slot]])
-            for slot in slots.tolist()
-            if (response := batch.responses[slot]).params.stop
+            slot: self.stop_strings.match(batch.responses[slot], batch.out_ids[slot, : batch.place[slot]])
+            for slot in slots[batch.watches_text[slots]].tolist()
         }
-        ended = {slot for slot, text in texts.items() if text is not None}
-        ended |= set(slots[stopped | full].tolist())
-        if not ended:
-            return
-        by_slot = dict(zip(slots.tolist(), stopped.tolist(), strict=True))
+        ended = dict(zip(slots[stopped | full].tolist(), stopped[stopped | full].tolist(), strict=True))
+        ended |= {slot: ended.get(slot, False) for slot, text in texts.items() if text is not None}
         for slot in sorted(ended, reverse=True):
             token = int(batch.token[slot])
             response = self._take_out(slot)
-            if by_slot[slot]:
+            if ended[slot]:
                 self._finish(response, finish_stop(token))
             elif texts.get(slot) is not None:
                 self._finish(response, finish_stop(texts[slot]))
@@ -272,10 +269,10 @@ class Scheduler:
     def _fits(self, tokens: int, response: Response, admitted: int) -> bool:
         batch = self.batch
         left = batch.max_new[: batch.size] - batch.place[: batch.size]
-        headroom = int(np.minimum(left, HEADROOM_TOKENS).sum()) + admitted * HEADROOM_TOKENS
+        headroom = int(np.minimum(left, self.headroom).sum()) + admitted * self.headroom
         if batch.size + admitted:
             own_left = response.params.max_new_tokens - len(response.token_ids)
-            headroom += min(own_left, HEADROOM_TOKENS)
+            headroom += min(own_left, self.headroom)
         else:
             headroom = 1 if response.params.max_new_tokens else 0  # alone it always fits
         wanted = tokens + headroom
