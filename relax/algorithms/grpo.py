@@ -34,6 +34,7 @@ class Tokens(NamedTuple):
     logp_T: Tensor  # with gradient
     engine_logp_T: Tensor
     old_logp_T: Tensor
+    ref_logp_T: Tensor | None  # only with a KL term
     advantage_T: Tensor
     weight_T: Tensor
     heard_T: Tensor  # [T] bool, kept and with a loss weight
@@ -69,8 +70,8 @@ class GrpoLoss:
         )
         weighted_T, terms = self._corrected(policy.loss_T, tokens, batch)
         terms |= {"policy_loss": _weighted(weighted_T, tokens)} | _policy_metrics(policy, tokens)
-        if options.use_kl_loss:
-            terms |= self._kl_terms(tokens, self._column(batch, "ref_logprobs"))
+        if tokens.ref_logp_T is not None:
+            terms |= self._kl_terms(tokens, tokens.ref_logp_T)
         if "entropy" in self.needs:
             terms |= self._entropy_terms(batch, tokens)
         return terms
@@ -88,6 +89,7 @@ class GrpoLoss:
             logp_T=logp_T,
             engine_logp_T=clean(self._column(batch, "rollout_logprobs")),
             old_logp_T=old_logp_T,
+            ref_logp_T=clean(self._column(batch, "ref_logprobs")) if self.options.use_kl_loss else None,
             advantage_T=clean(self._column(batch, "advantages")),
             weight_T=weight_T,
             heard_T=weight_T > 0,
@@ -130,7 +132,6 @@ class GrpoLoss:
     def _kl_terms(self, tokens: Tokens, ref_logp_T: Tensor) -> dict[str, Term]:
         """The penalised KL of the objective, and the raw one for the log under its own name."""
         options = self.options
-        ref_logp_T = torch.where(tokens.keep_T, ref_logp_T, torch.zeros_like(ref_logp_T))
         ratio_T = safe_ratio(tokens.logp_T, tokens.old_logp_T)[0] if options.use_unbiased_kl else None
         kl_T = kl_per_token(tokens.logp_T, ref_logp_T, estimator=options.kl_loss_type, ratio_T=ratio_T)
         return {

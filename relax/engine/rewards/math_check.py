@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from typing import Any
 
 MAX_ANSWER_LENGTH = 1000  # characters; a longer answer is wrong
 RELATIVE_TOLERANCE = Fraction(1, 10**6)  # between a decimal number and what it may have been rounded from
@@ -77,14 +78,12 @@ def equal_answers(answer: str, gold: str) -> bool:
 
     answer, _ = without_percent(tidy(answer))
     gold, _ = without_percent(tidy(gold))
-    parsed_gold, parsed_answer = _parse(gold), _parse(answer)
-    if not parsed_gold or not parsed_answer:
-        return False
     # Time-outs by signal work in main threads only: off here, the worker's owner kills it instead.
-    return bool(verify(parsed_gold, parsed_answer, timeout_seconds=None))
+    return bool(verify(_parse(gold), _parse(answer), timeout_seconds=None))
 
 
 def _parse(text: str) -> list:
     from math_verify import LatexExtractionConfig, parse
 
-    return parse(f"${text}$", extraction_config=[LatexExtractionConfig()], parsing_timeout=None)
+    no_timeout: Any = None  # documented, although typed as int
+    return parse(f"${text}$", extraction_config=[LatexExtractionConfig()], parsing_timeout=no_timeout)

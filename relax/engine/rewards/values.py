@@ -20,8 +20,8 @@ def scalar(value: Any) -> float | None:
 
 
 def _numel(value: Any) -> int:
-    numel = getattr(value, "numel", None)
-    return numel() if callable(numel) else 0
+    numel: Any = getattr(value, "numel", None)
+    return int(numel()) if callable(numel) else 0
 
 
 def sample_name(sample: Sample) -> str:

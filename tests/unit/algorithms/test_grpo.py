@@ -116,6 +116,8 @@ def test_the_fill_of_masked_positions_enters_nothing_P8(fill):
     a, b = run(options, clean, [[0, 1, 2]]), run(options, dirty, [[0, 1, 2]])
     assert a[0] == b[0] and a[2] == b[2]
     assert torch.equal(a[1], b[1]) and b[1][-3:-1].tolist() == [0.0, 0.0]
+    tokens = build_loss(options)._tokens(batch_of(dirty, step_reduction(dirty["mask"]).weights, [0, 1, 2]))
+    assert all(torch.isfinite(field).all() for field in tokens if isinstance(field, torch.Tensor))
 
 
 @pytest.mark.parametrize("kind", ["rollout", "old", "current"])
@@ -198,15 +200,18 @@ def test_dual_clip_option_reaches_the_loss_L17():
     assert one(AlgorithmOptions(log_entropy=False)) == pytest.approx(10.0)
 
 
-def test_unbiased_kl_uses_the_ratio_with_its_gradient_L18():
+@pytest.mark.parametrize("kind", ["rollout", "current"])
+def test_unbiased_kl_uses_the_ratio_with_its_gradient_L18(kind):
     table = numbers()
     table["advantages"] = [np.zeros(n) for n in LENGTHS]
-    options = AlgorithmOptions(use_kl_loss=True, kl_loss_coef=1.0, kl_loss_type="k1", use_unbiased_kl=True)
+    options = AlgorithmOptions(
+        use_kl_loss=True, kl_loss_coef=1.0, kl_loss_type="k1", use_unbiased_kl=True, old_log_probs=kind
+    )
     _, gradient, _ = run(options, table, [[0, 1, 2]])
     # d(ratio * x) / d(logp) = ratio * (x + 1)
     expected = []
     for i in range(3):
-        ratio = np.exp(table["logp"][i] - table["rollout_logprobs"][i])
+        ratio = np.exp(table["logp"][i] - table["rollout_logprobs"][i]) if kind == "rollout" else 1.0
         x = table["logp"][i] - table["ref_logprobs"][i]
         expected.append(ratio * (x + 1) * table["mask"][i] / table["mask"][i].sum() / 3)
     torch.testing.assert_close(gradient, torch.as_tensor(np.concatenate(expected)), rtol=0, atol=1e-12)

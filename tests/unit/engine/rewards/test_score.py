@@ -136,8 +136,8 @@ async def test_a_wrong_number_of_rewards_names_function_and_lengths_G10():
 async def test_a_sample_that_has_a_reward_keeps_it_L32():
     samples = group(2)
     samples[0].reward = 0.0
-    await scored(samples, rm_type="exact_match")
-    assert samples[0].reward == 0.0
+    await scored(samples, custom_rm_path=f"{HOOKS}.plain")
+    assert [s.reward for s in samples] == [0.0, 1.0]
 
 
 async def test_the_row_s_own_type_wins_over_the_flag():
