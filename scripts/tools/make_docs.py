@@ -103,8 +103,8 @@ def errors_page() -> str:
 # Errors and exit codes
 
 Every error that Relax raises on purpose, from `relax/utils/errors.py` and the modules that add their own. A message
-names what was asked, what was found and what to do. The process exits with the code of the error that ended the run; 130 and 143 mean that it was stopped
-by an interrupt or a termination signal.
+names what was asked, what was found and what to do. The process exits with the code of the error that ended the run;
+130 and 143 mean that it was stopped by an interrupt or a termination signal.
 
 {table}
 """
