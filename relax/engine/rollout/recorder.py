@@ -193,7 +193,7 @@ class SampleRecorder:
 
     def _placed(self, sample: Sample, response: Sequence[int]) -> list[tuple[int, Answer]]:
         """(place in the response, answer) of every answer that was used, in order of place."""
-        best: dict[int, tuple[int, Answer]] = {}
+        best: dict[int, tuple[tuple[int, int], Answer]] = {}  # a place may have candidates that were thrown away
         cursor = 0
         for answer in self.answers:
             if not answer.ids:
@@ -203,11 +203,14 @@ class SampleRecorder:
             if start is None:
                 continue
             common = _common(answer.ids, response[start:])
+            if not common:
+                continue
             # where media are expanded between turns, the input cannot be compared by place
-            if exact is None and common and answer.input_ids is not None and not sample.multimodal_inputs:
+            if exact is None and answer.input_ids is not None and not sample.multimodal_inputs:
                 self.prefix_breaks += 1
-            if common and common >= best.get(start, (0, answer))[0]:
-                best[start] = (common, answer)
+            rank = (_agreement(answer, sample, start, common), common)
+            if start not in best or rank >= best[start][0]:
+                best[start] = (rank, answer)
                 cursor = max(cursor, start + common)
         return [(start, best[start][1]) for start in sorted(best)]
 
@@ -231,7 +234,7 @@ class SampleRecorder:
             if entry[1] is None:
                 raise MismatchError("missing_logprobs", f"the engine gave no log-prob for response token {place}")
             given = (sample.rollout_log_probs or [])[place]
-            if abs(given - entry[1]) > LOGPROB_TOLERANCE * max(1.0, abs(entry[1])):
+            if not _close(given, entry[1]):
                 raise MismatchError(
                     "logprob_mismatch",
                     f"rollout_log_probs[{place}] is {given!r}, the engine answered {entry[1]!r} for token "
@@ -260,6 +263,20 @@ def _search_place(ids: Sequence[int], response: Sequence[int], mask: Sequence[in
             return place
     trained = [p for p in places if mask[p]]
     return max(trained, key=lambda p: _common(ids, response[p:]), default=None)
+
+
+def _agreement(answer: Answer, sample: Sample, start: int, common: int) -> int:
+    """How many of the `common` first ids also have the sample's log-prob, or are masked."""
+    mask, log_probs = sample.loss_mask or [], sample.rollout_log_probs or []
+    for offset in range(common):
+        place = start + offset
+        if mask[place] and (offset >= len(answer.log_probs) or not _close(log_probs[place], answer.log_probs[offset])):
+            return offset
+    return common
+
+
+def _close(given: float, recorded: float) -> bool:
+    return abs(given - recorded) <= LOGPROB_TOLERANCE * max(1.0, abs(recorded))
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:

@@ -106,7 +106,7 @@ async def test_media_without_prepared_ids_is_refused(engine):
 
 
 def test_prepared_items_and_raw_forms_become_data_uris(tmp_path):
-    wav = encode_wav(np.zeros(160, np.float32), 16_000)
+    wav = encode_wav(np.zeros(16_000, np.float32), 16_000)
     (tmp_path / "sound.wav").write_bytes(wav)
     uri = "data:audio/wav;base64," + base64.b64encode(wav).decode()
     item = MediaItem.of("audio", wav)
