@@ -162,26 +162,35 @@ def sampling(config: RunConfig) -> Iterator[str]:
 
 def lengths(config: RunConfig) -> Iterator[str]:
     rollout, evaluation = config.rollout, config.eval
-    for prefix, prompt, response, context in (
-        ("rollout", rollout.rollout_max_prompt_len, rollout.rollout_max_response_len, rollout.rollout_max_context_len),
-        ("eval", evaluation.eval_max_prompt_len, evaluation.eval_max_response_len, evaluation.eval_max_context_len),
-    ):
-        if context is None:
-            continue
-        if prompt is not None and prompt > context - 1:
-            yield f"--{prefix}-max-prompt-len {prompt} must be below --{prefix}-max-context-len {context}"
-        if prefix == "rollout" and response > context - 1:
-            yield f"--{prefix}-max-response-len {response} must be below --{prefix}-max-context-len {context}"
-        if context > rollout.engine_max_total_tokens:
-            yield (
-                f"--{prefix}-max-context-len {context} does not fit --engine-max-total-tokens "
-                f"{rollout.engine_max_total_tokens}: raise it"
-            )
+    limits = (rollout.rollout_max_prompt_len, rollout.rollout_max_response_len, rollout.rollout_max_context_len)
+    yield from _fits("rollout", *limits, config)
+    if config.eval_datasets:
+        eval_limits = (
+            evaluation.eval_max_prompt_len,
+            evaluation.eval_max_response_len,
+            evaluation.eval_max_context_len,
+        )
+        if eval_limits != limits:
+            yield from _fits("eval", *eval_limits, config)
     for name in ("image_{}_tokens", "video_{}_tokens", "video_{}_frames"):
         low, high = (config.value(name.format(word)) for word in ("min", "max"))
-        if low > high:
+        if low is not None and high is not None and low > high:
             options = [option_name(name.format(word)) for word in ("min", "max")]
             yield f"{options[0]} {low} is above {options[1]} {high}"
+
+
+def _fits(
+    prefix: str, prompt: int | None, response: int | None, context: int | None, config: RunConfig
+) -> Iterator[str]:
+    """Prompt and response within the context, and the context within the KV cache of a native engine."""
+    if context is None:
+        return
+    for word, length in (("prompt", prompt), ("response", response)):
+        if length is not None and length > context - 1:
+            yield f"--{prefix}-max-{word}-len {length} must be below --{prefix}-max-context-len {context}"
+    cache = config.rollout.engine_max_total_tokens
+    if config.rollout.rollout_backend == "native" and context > cache:
+        yield f"--{prefix}-max-context-len {context} does not fit --engine-max-total-tokens {cache}: raise it"
 
 
 def kl(config: RunConfig) -> Iterator[str]:
@@ -252,8 +261,8 @@ def rewards(config: RunConfig) -> Iterator[str]:
     reward = config.reward
     if reward.rm_type == "remote_rm" and reward.rm_url is None:
         yield "--rm-type remote_rm needs --rm-url: the address that scores samples"
-    if reward.rm_type is not None and reward.custom_rm_path is not None:
-        yield f"--rm-type {reward.rm_type} and --custom-rm-path {reward.custom_rm_path} are both given: keep one"
+    if reward.group_rm and reward.custom_rm_path is None:
+        yield "--group-rm gives whole groups to a function of yours: add --custom-rm-path"
 
 
 RULES: tuple[Rule, ...] = (

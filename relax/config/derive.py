@@ -36,6 +36,7 @@ FALLBACKS = {
     "eval_max_context_len": "rollout_max_context_len",
     "eval_generate_function_path": "custom_generate_function_path",
     "eval_reward_key": "reward_key",
+    "dynamic_filter_reward_key": "reward_key",
     "tb_experiment_name": "run_name",
 }
 

@@ -94,7 +94,9 @@ def _batches(config: RunConfig) -> Iterator[str]:
         batch = config.train.global_batch_size
         yield f"{config.data_parallel_size} training ranks share {batch} samples: some stay idle"
     reward = config.reward
-    if not any((reward.rm_type, reward.custom_rm_path, reward.rm_type_infer, reward.rm_type_fallback)):
+    if reward.rm_type is not None and reward.custom_rm_path is not None:
+        yield f"--rm-type {reward.rm_type} is not used: --custom-rm-path {reward.custom_rm_path} scores every sample"
+    if not (reward.rm_type or reward.custom_rm_path):
         yield "no reward flag is given: each row's metadata must name its rm_type, or the generate function must score"
 
 

@@ -293,7 +293,7 @@ def _fill_from_row(values: dict[str, Any], origins: dict[str, str], row: Mapping
     fill("label_key", label_column(tuple(row)))
     prompt = row.get(values["input_key"])
     fill("apply_chat_template", isinstance(prompt, (list, tuple)))
-    if not values.keys() & {"rm_type", "custom_rm_path", "rm_type_infer"}:
+    if not values.keys() & {"rm_type", "custom_rm_path"}:
         if "label_key" not in values:
             raise ConfigError(
                 f"no reward is given and no column looks like a label: the data has {', '.join(row)}; add --rm-type, "

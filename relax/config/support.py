@@ -65,11 +65,12 @@ _LATER = {
     "SFT": """
         eval-size task-type num-labels problem-type classification-threshold conversation-key-map loss-mask-type
     """,
-    "deferred rewards": """
-        defer-reward-to-post-process log-reward-category log-correct-samples log-multi-turn
+    "deferred, inferred and post-processed rewards": """
+        rm-type-infer rm-type-fallback custom-reward-post-process-path defer-reward-to-post-process
+        log-reward-category log-correct-samples log-multi-turn
     """,
     "media rules beyond token limits": """
-        normalize-bbox chat-template deepeyes-qwen-vl-patch
+        normalize-bbox use-audio-in-video encode-max-workers chat-template deepeyes-qwen-vl-patch
     """,
     "the metrics service and alerts": """
         use-metrics-service notify-urls use-clearml timeline-dump-dir

@@ -80,13 +80,31 @@ def _has(spec: str | None, row: Mapping[str, Any], column: str) -> str:
 
 
 def _reward(config: RunConfig, row: Mapping[str, Any]) -> Iterator[str]:
-    """A run whose rows, flags and hooks name no reward would stop at its first sample."""
+    """Unknown reward names; and a run whose rows, flags and hooks name no reward would stop at its first sample."""
     reward = config.reward
-    named = reward.rm_type or reward.custom_rm_path or reward.rm_type_infer or reward.rm_type_fallback
-    if named or config.rollout.custom_generate_function_path:
-        return
-    metadata = row.get(config.data.metadata_key)
-    if isinstance(metadata, str):
-        metadata = json.loads(metadata) if metadata.startswith("{") else None
-    if not (isinstance(metadata, Mapping) and metadata.get("rm_type")):
+    yield from _known_reward("--rm-type", reward.rm_type)
+    for dataset in config.eval_datasets:
+        if dataset.rm_type != reward.rm_type:
+            yield from _known_reward(f"evaluation data set {dataset.name}: rm_type", dataset.rm_type)
+    named = reward.rm_type or reward.custom_rm_path or config.rollout.custom_generate_function_path
+    if not named and not _row_reward(row.get(config.data.metadata_key)):
         yield "no reward is named: add --rm-type, --custom-rm-path, or an rm_type to each row's metadata"
+
+
+def _known_reward(where: str, name: str | None) -> Iterator[str]:
+    from relax.engine.rewards.builtin import is_known, known_names
+
+    if name is not None and not is_known(name):
+        near = nearest(name, known_names())
+        hint = f"did you mean {near}?" if near else f"built-in are {', '.join(known_names())}"
+        yield f"{where} {name} is no built-in reward: {hint}"
+
+
+def _row_reward(metadata: Any) -> str | None:
+    """The rm_type of a row's metadata, which may be JSON text."""
+    if isinstance(metadata, str):
+        try:
+            metadata = json.loads(metadata)
+        except json.JSONDecodeError:  # the data source reports rows whose metadata it cannot use
+            return None
+    return metadata.get("rm_type") if isinstance(metadata, Mapping) else None

@@ -62,15 +62,24 @@ class DataConfig(Section):
     prefetch_max_cached: int = flag(256, help="Rows that a streaming data set reads ahead.", check=at_least(1))
     prefetch_num_workers: int = flag(1, help="Threads that read ahead.", check=at_least(1))
     mm_processor_pool_size: int = flag(0, help="Processes that prepare media; 0 uses threads.", check=at_least(0))
-    encode_max_workers: int | None = flag(
-        None, help="Threads that encode media for transport.", check=at_least(1), shown="min(32, processors)"
+    image_min_tokens: int | None = flag(
+        None, help="Fewest tokens of an image.", check=at_least(1), shown="the saved processor's"
     )
-    image_min_tokens: int = flag(4, help="Fewest tokens of an image.", check=at_least(1))
-    image_max_tokens: int = flag(16384, help="Most tokens of an image.", check=at_least(1))
-    video_min_tokens: int = flag(128, help="Fewest tokens of a video frame.", check=at_least(1))
-    video_max_tokens: int = flag(768, help="Most tokens of a video frame.", check=at_least(1))
+    image_max_tokens: int | None = flag(
+        None, help="Most tokens of an image.", check=at_least(1), shown="the saved processor's"
+    )
+    video_min_tokens: int | None = flag(
+        None, help="Fewest tokens of a video frame.", check=at_least(1), shown="the saved processor's"
+    )
+    video_max_tokens: int | None = flag(
+        None, help="Most tokens of a video frame.", check=at_least(1), shown="the saved processor's"
+    )
     video_fps: float = flag(2.0, help="Frames taken from each second of a video.", check=above(0))
     video_min_frames: int = flag(4, help="Fewest frames of a video.", check=at_least(1))
     video_max_frames: int = flag(768, help="Most frames of a video.", check=at_least(1))
-    audio_sample_rate: int = flag(16000, help="Sample rate that audio is brought to, in Hz.", check=at_least(1))
-    use_audio_in_video: bool = flag(False, help="Take the sound track of a video as well.")
+    audio_sample_rate: int | None = flag(
+        None,
+        help="Sample rate that audio is brought to, in Hz.",
+        check=at_least(1),
+        shown="the saved processor's, else 16000",
+    )

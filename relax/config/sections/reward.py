@@ -13,20 +13,18 @@ class RewardConfig(Section):
     """Built-in and custom rewards."""
 
     rm_type: str | None = flag(None, help="Built-in reward; a sample's metadata may name another.")
-    rm_type_fallback: str | None = flag(None, help="Built-in reward (or zero) for samples that no rule gives one.")
-    rm_type_infer: bool = flag(
-        False, help="Infer the reward from the label: a number is math, <answer>X</answer> multiple choice."
-    )
     custom_rm_path: str | None = flag(
         None, help="Function (args, sample, **kwargs) -> number or dict.", check=import_path
     )
     reward_key: str | None = flag(None, help="Entry of a dict reward that is the score.")
     eval_reward_key: str | None = flag(None, help="The same in evaluation.", shown="reward_key")
     group_rm: bool = flag(False, help="Give the reward function all samples of a group at once.")
-    custom_reward_post_process_path: str | None = flag(
-        None, help="Function that turns the rewards of a batch into what advantages are made of.", check=import_path
-    )
     rm_url: str | None = flag(None, help="Address of the remote reward (--rm-type remote_rm).")
     reward_max_concurrency: int = flag(64, help="Rewards computed at the same time.", check=at_least(1))
-    reward_num_workers: int = flag(16, help="Workers for rewards that block.", check=at_least(1))
+    reward_num_workers: int = flag(2, help="Processes for symbolic comparisons.", check=at_least(1))
+    reward_failure_policy: str = flag(
+        "drop",
+        choices=("drop", "zero", "fail"),
+        help="A sample that cannot be scored trains nothing, gets reward 0, or ends the run.",
+    )
     reward_timeout_s: float = flag(120.0, help="Longest time for one reward, in seconds.", check=above(0))

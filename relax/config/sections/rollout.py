@@ -32,6 +32,9 @@ class RolloutConfig(Section):
     dynamic_sampling_filter_path: str | None = flag(
         None, help="Function (args, samples) -> keep and reason, asked for each finished group.", check=import_path
     )
+    dynamic_filter_reward_key: str | None = flag(
+        None, help="Entry of a dict reward that the dynamic filter looks at.", shown="reward_key"
+    )
     rollout_sample_filter_path: str | None = flag(
         None,
         help="Function (args, samples) that sets sample.remove_sample: kept in the group, not trained.",
