@@ -66,7 +66,7 @@ def png_uri(seed: int, height: int = 32, width: int = 32) -> str:
     return data_uri(file.getvalue(), "image/png")
 
 
-def wav_uri(seed: int, seconds: float = 0.6) -> str:
+def wav_uri(seed: int, seconds: float = 1.3) -> str:
     import soundfile
 
     samples = np.random.default_rng(seed).normal(size=int(16_000 * seconds)).astype(np.float32) * 0.1

@@ -348,7 +348,7 @@ async def test_the_event_loop_runs_while_the_model_works(engine):
         await asyncio.sleep(0)
         turns += 1
     steps = (await client.info()).raw["internal_states"][0]["decode_steps"]
-    assert steps >= 60
+    assert steps >= 59  # the first token comes from the prefill
     assert turns > 2 * steps  # a loop that waited for the model would turn once a step at most
 
 
