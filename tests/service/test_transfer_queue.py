@@ -172,7 +172,7 @@ def test_a_second_run_in_the_cluster_is_refused(owner: TransferQueueOwner) -> No
 
 def test_too_few_cpus_are_refused_before_anything_starts(owner: TransferQueueOwner) -> None:
     other = TransferQueueOwner(num_data_storage_units=99)
-    with pytest.raises(InfrastructureError, match="needs 100 Ray CPUs .* the cluster has 8"):
+    with pytest.raises(InfrastructureError, match=r"needs 100 Ray CPUs .* the cluster has 8"):
         other._check_cpus()
 
 

@@ -7,6 +7,7 @@ a receiver stages it, checks every checksum, and switches between two decode ste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,12 +16,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+DTYPE_BYTES = {  # safetensors' words
+    "F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2,
+    "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class TensorEntry:
     name: str  # HF name
     dtype: str  # safetensors' word: F32, BF16, ...
     shape: tuple[int, ...]
     checksum: str  # `checksums.checksum` of the raw little-endian bytes: "crc32:89abcdef"
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
-"""Weight versions as folders: `<root>/v{N}/` with model.safetensors, manifest.json and links to the model's other files.
+"""Weight versions as folders `<root>/v{N}/`: model.safetensors, manifest.json, links to the model's other files.
 
 A folder is written aside and renamed, never changed afterwards, so any number of receivers, late or restarted ones
 too, read it without the trainer. An unlinked folder stays readable for whoever has it mapped.
@@ -61,7 +61,12 @@ class SharedMemoryPublisher:
             tensors = self._name_map(weights) if self._name_map else weights
             entries = self._write_weights(partial / WEIGHTS, version, tensors)
             manifest = WeightManifest(
-                version, self._transport, str(final), entries, sum(map(_num_bytes, entries)), {"format": "safetensors"}
+                version,
+                self._transport,
+                str(final),
+                entries,
+                sum(e.num_bytes for e in entries),
+                {"format": "safetensors"},
             )
             (partial / MANIFEST).write_text(json.dumps(manifest.to_json()))
             self._link_model_files(partial)
@@ -214,14 +219,6 @@ def check_names(expected: Iterable[str], got: Iterable[str], *, who: str) -> Non
     missing, extra = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
     if missing or extra:
         raise WeightSyncError(f"{who}: missing tensors {missing[:5]}, unexpected tensors {extra[:5]}")
-
-
-def _num_bytes(entry: TensorEntry) -> int:
-    sizes = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
-    count = 1
-    for length in entry.shape:
-        count *= length
-    return count * sizes.get(entry.dtype, 1)
 
 
 def _odd_sizes_last(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from relax.distributed.checkpoint_service.base import WeightManifest
+from relax.distributed.checkpoint_service.gloo import buckets
 from relax.schedule.clock import Clock
 from relax.utils.errors import WeightSyncError
 
 logger = logging.getLogger(__name__)
 
 PauseMode = Literal["retract", "in_place", "abort"]
+Status = Literal["installed", "skipped", "failed"]
+Send = Callable[[int, int, str], Awaitable[None]]  # version, number of receivers, group name
 CLEAN_UP_S = 10.0  # seconds granted to resume an engine after a failure
 
 
@@ -41,7 +45,7 @@ class WeightReceiver(Protocol):
 
     async def weights_end(self, version: int) -> None: ...
 
-    async def post(self, path: str, payload: Any = None) -> Any: ...
+    async def post(self, path: str, payload: Mapping[str, Any] | None = None) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -49,17 +53,18 @@ class EngineInstall:
     """What happened on one engine. Seconds are the caller's clock."""
 
     url: str
-    status: Literal["installed", "skipped", "failed"]
+    status: Status
     stall_s: float  # from the pause to the end of resume: no token is generated meanwhile
     total_s: float
     error: str | None = None
-    stage: str | None = None  # the call that failed: info, pause, begin, weights, end, resume
+    stage: str | None = None  # the call that failed: info, group, pause, begin, weights, end, resume
 
 
 @dataclass(frozen=True)
 class InstallReport:
     version: int
     engines: tuple[EngineInstall, ...]
+    sender_error: str | None = None  # of a broadcast
 
     @property
     def current(self) -> tuple[str, ...]:
@@ -75,6 +80,7 @@ class InstallReport:
         """Raise `WeightSyncError` naming every engine that failed, the stage and the reason."""
         if self.failed:
             lines = [f"{e.url} in {e.stage}: {e.error}" for e in self.engines if e.status == "failed"]
+            lines += [f"the sender: {self.sender_error}"] if self.sender_error else []
             raise WeightSyncError(f"weight version {self.version} was not installed on {'; '.join(lines)}")
 
 
@@ -85,34 +91,64 @@ async def install_version(
     clock: Clock,
     timeout_s: float,
     pause_mode: PauseMode | None = "retract",
+    send: Send | None = None,
 ) -> InstallReport:
     """Install `manifest` on every engine at once, at most `timeout_s` seconds each; never raises for an engine.
 
     `pause_mode` None leaves generation running: only for an engine that switches between two decode steps by itself.
+    `send` starts the broadcast of a gloo manifest (`GlooPublisher.send` in a thread); it runs beside the receivers.
     """
-    installs = [
-        _Install(manifest, engine, place, len(engines), clock, pause_mode).run(timeout_s)
-        for place, engine in enumerate(engines)
-    ]
-    report = InstallReport(manifest.version, tuple(await asyncio.gather(*installs)))
-    for engine in report.engines:
-        if engine.status == "failed":
-            logger.warning(
-                "weights not installed version=%d engine=%s stage=%s error=%s",
-                manifest.version,
-                engine.url,
-                engine.stage,
-                engine.error,
-            )
-        else:
-            logger.info(
-                "weights %s version=%d engine=%s stall_s=%.4f",
-                engine.status,
-                manifest.version,
-                engine.url,
-                engine.stall_s,
-            )
+    broadcast = manifest.transport not in ("shm", "disk")
+    if broadcast and send is None:
+        raise ValueError(f"a manifest of transport {manifest.transport!r} needs `send`, the call that broadcasts")
+    installs = [_Install(manifest, engine, clock, pause_mode, clock.now() + timeout_s) for engine in engines]
+    await asyncio.gather(*(install.ask() for install in installs))
+    receivers = [install for install in installs if install.status is None]
+    sender_error: str | None = None
+    if broadcast and send is not None and receivers:
+        group = f"weights-v{manifest.version}-{uuid.uuid4().hex[:6]}"
+        for rank, install in enumerate(receivers, start=1):
+            install.group = _Group(group, rank, len(receivers) + 1)
+        sending = asyncio.create_task(_report(send(manifest.version, len(receivers), group), timeout_s))
+        await asyncio.gather(*(install.run() for install in receivers))
+        sender_error = await sending
+    else:
+        await asyncio.gather(*(install.run() for install in receivers))
+    report = InstallReport(manifest.version, tuple(install.result() for install in installs), sender_error)
+    _log(report)
     return report
+
+
+async def _report(sending: Awaitable[None], timeout_s: float) -> str | None:
+    """The sender's error as text."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await sending
+    except TimeoutError:
+        return f"did not end within {timeout_s:g} s"
+    except Exception as error:  # told to the caller in the report
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _log(report: InstallReport) -> None:
+    for engine in report.engines:
+        facts = (
+            f"version={report.version} engine={engine.url} stall_s={engine.stall_s:.4f} total_s={engine.total_s:.4f}"
+        )
+        if engine.status == "failed":
+            logger.warning("weights failed %s stage=%s error=%s", facts, engine.stage, engine.error)
+        else:
+            logger.info("weights %s %s", engine.status, facts)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """An engine's place in a broadcast."""
+
+    name: str
+    rank: int
+    world_size: int
 
 
 class _Install:
@@ -122,41 +158,69 @@ class _Install:
         self,
         manifest: WeightManifest,
         engine: WeightReceiver,
-        place: int,
-        num_engines: int,
         clock: Clock,
         pause_mode: PauseMode | None,
+        deadline: float,
     ) -> None:
+        self.status: Status | None = None
+        self.group: _Group | None = None
         self._manifest = manifest
         self._engine = engine
-        self._place = place
-        self._num_engines = num_engines
         self._clock = clock
         self._pause_mode = pause_mode
-        self._stage = "info"
+        self._start, self._deadline = clock.now(), deadline
+        self._stage, self._error = "info", ""
         self._paused_at: float | None = None
+        self._joined = False
+        self._end = self._start
 
-    async def run(self, timeout_s: float) -> EngineInstall:
-        start, error = self._clock.now(), None
-        status: Literal["installed", "skipped", "failed"] = "failed"
+    def result(self) -> EngineInstall:
+        stall = 0.0 if self._paused_at is None else self._end - self._paused_at
+        failed = self.status == "failed"
+        return EngineInstall(
+            self._engine.url,
+            self.status or "failed",
+            stall,
+            self._end - self._start,
+            self._error if failed else None,
+            self._stage if failed else None,
+        )
+
+    async def ask(self) -> None:
+        """An engine that already serves the version is skipped."""
+
+        async def stages() -> None:
+            if str((await self._engine.info()).weight_version) == str(self._manifest.version):
+                self.status = "skipped"
+
+        await self._guard(stages())
+
+    async def run(self) -> None:
+        """Install, then leave the engine serving whatever it has."""
+        await self._guard(self._stages())
+        if self.status == "failed" and self._paused_at is not None:
+            await self._clean_up(self._engine.resume(), "resume")
+        self._end = self._clock.now()
+        if self._joined and self.group is not None:
+            leave = self._engine.post("/destroy_weights_update_group", {"group_name": self.group.name})
+            await self._clean_up(leave, "leave the group")
+
+    async def _guard(self, stages: Awaitable[None]) -> None:
+        left = self._deadline - self._clock.now()
         try:
-            async with asyncio.timeout(timeout_s):
-                status = await self._stages()
+            async with asyncio.timeout(left):
+                await stages
         except TimeoutError:
-            error = f"no answer within {timeout_s:g} s"
-        except Exception as caught:  # told to the caller in the report: one engine must not stop the others
-            error = f"{type(caught).__name__}: {caught}"
-        failed_stage = self._stage if error else None
-        if error and self._paused_at is not None:
-            await self._clean_up()
-        end = self._clock.now()
-        stall = 0.0 if self._paused_at is None else end - self._paused_at
-        return EngineInstall(self._engine.url, status, stall, end - start, error, failed_stage)
+            self.status, self._error = "failed", f"no answer within {self._deadline - self._start:g} s"
+        except Exception as error:  # told to the caller in the report: one engine must not stop the others
+            self.status, self._error = "failed", f"{type(error).__name__}: {error}"
+        self._end = self._clock.now()
 
-    async def _stages(self) -> Literal["installed", "skipped"]:
+    async def _stages(self) -> None:
         engine, version = self._engine, self._manifest.version
-        if str((await engine.info()).weight_version) == str(version):
-            return "skipped"
+        if self.group is not None:
+            self._stage = "group"
+            await self._join(self.group)
         if self._pause_mode is not None:
             self._stage, self._paused_at = "pause", self._clock.now()
             await engine.pause(self._pause_mode)
@@ -169,21 +233,41 @@ class _Install:
         if self._pause_mode is not None:
             self._stage = "resume"
             await engine.resume()
-        return "installed"
+        self.status = "installed"
+
+    async def _join(self, group: _Group) -> None:
+        extra = self._manifest.extra
+        body = {
+            "master_address": extra["master_address"],
+            "master_port": extra["master_port"],
+            "rank_offset": group.rank,
+            "world_size": group.world_size,
+            "group_name": group.name,
+            "backend": self._manifest.transport,
+        }
+        _accepted(await self._engine.post("/init_weights_update_group", body))
+        self._joined = True
 
     async def _load(self) -> None:
         manifest = self._manifest
-        if manifest.transport in ("shm", "disk"):
-            if manifest.folder is None:
-                raise WeightSyncError(f"the manifest of version {manifest.version} names no folder")
+        if self.group is not None:
+            for body in buckets(manifest, self.group.name):
+                _accepted(await self._engine.post("/update_weights_from_distributed", body))
+        elif manifest.folder is not None:
             await self._engine.weights_from_disk(Path(manifest.folder), manifest.version)
-            return
-        raise WeightSyncError(f"weights by {manifest.transport!r} cannot be installed by this call")
+        else:
+            raise WeightSyncError(f"the manifest of version {manifest.version} names no folder")
 
-    async def _clean_up(self) -> None:
-        """Let the engine serve on with what it has. A second failure is logged; the report already names the engine."""
+    async def _clean_up(self, call: Awaitable[Any], what: str) -> None:
+        """A second failure is logged; the report names the engine already."""
         try:
             async with asyncio.timeout(CLEAN_UP_S):
-                await self._engine.resume()
-        except Exception as error:  # the engine is reported as failed either way
-            logger.warning("engine did not resume engine=%s error=%s", self._engine.url, error)
+                await call
+        except Exception as error:  # the engine's status is told either way
+            logger.warning("engine did not %s engine=%s error=%s", what, self._engine.url, error)
+
+
+def _accepted(answer: Any) -> None:
+    """SGLang answers some refusals with status 200 and `success: false`."""
+    if isinstance(answer, Mapping) and answer.get("success") is False:
+        raise WeightSyncError(f"refused: {answer.get('message', answer)}")

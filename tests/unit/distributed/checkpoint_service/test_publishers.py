@@ -98,7 +98,7 @@ def test_one_changed_byte_is_detected_and_named(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(WeightSyncError, match="version 1 .*checksum of '(odd|flag|half)' differs"):
+    with pytest.raises(WeightSyncError, match=r"version 1 .*checksum of '(odd|flag|half)' differs"):
         read_version(tmp_path / "v1")
     read_version(tmp_path / "v1", verify=False)
 
@@ -131,7 +131,7 @@ def test_an_unreadable_version_is_a_weight_sync_error(tmp_path: Path, damage: st
         path.write_bytes(path.read_bytes()[:-3])
     else:
         (tmp_path / "v1" / "manifest.json").write_text("{")
-    with pytest.raises(WeightSyncError, match="cannot read weights from .*v1"):
+    with pytest.raises(WeightSyncError, match=r"cannot read weights from .*v1"):
         read_version(tmp_path / "v1")
 
 
