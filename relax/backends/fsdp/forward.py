@@ -72,7 +72,9 @@ class TrainingModel(ExactModel):
             for place, item in zip(places, items, strict=False):
                 encoded[place] = item
             if not places:
-                anchor = anchor + sum(_zero(t) for t in (items[-1].embeds, *items[-1].deepstack))
+                # As in the text model, which drops deep features that it has no layer for.
+                deep = items[-1].deepstack[: self.num_layers]
+                anchor = anchor + sum(_zero(t) for t in (items[-1].embeds, *deep))
         return [PlacedItem(encoded[place], rows) for place, rows in batch.placed], anchor
 
 

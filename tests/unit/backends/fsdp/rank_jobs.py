@@ -1,0 +1,88 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""What each of the two gloo processes of `test_two_ranks` runs: `python -m ... MODELS OUT`."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+from relax.backends.base import ModelSpec, OptimizerSpec, Part
+from relax.backends.fsdp.backend import FsdpBackend
+from relax.backends.fsdp.distributed import Ranks, init_distributed
+from relax.utils.errors import Divergence
+from tests.unit.backends.training_cases import ClippedPolicyLoss, audio, gradients, groups, image
+
+DIVISOR = 37.0
+NUM_STEPS = 3
+OPTIMIZER = OptimizerSpec(lr=2e-3, warmup_steps=2, weight_decay=0.1)
+KINDS = ("qwen3_omni", "qwen3_moe")
+
+
+def sequences_of(kind: str, step: int) -> list:
+    """Twelve sequences; in the omni case group 0 has an image, group 3 a clip, and step 1 is text only."""
+    media = {0: (image(1),), 3: (audio(2),)} if kind == "qwen3_omni" and step != 1 else {}
+    return groups(media, seed=step)
+
+
+def parts(kind: str, step: int) -> list[Part]:
+    """Rank 0 and rank 1: uneven, and rank 1 is empty in the last micro-batch. Images are on rank 0, audio on 1."""
+    rows = sequences_of(kind, step)
+    first = Part((tuple(rows[:3]), tuple(rows[3:5]), tuple(rows[5:7])))
+    second = Part((tuple(rows[7:11]), tuple(rows[11:]), ()))
+    return [first, second]
+
+
+def train(backend: FsdpBackend, kind: str, rank: int | None) -> list[dict]:
+    """Steps with every gradient. `rank` None: one process does both ranks' work."""
+    found = []
+    for step in range(NUM_STEPS):
+        both = parts(kind, step)
+        mine = Part(both[0].micro_batches + both[1].micro_batches) if rank is None else both[rank]
+        stats = backend.backward(mine, ClippedPolicyLoss())
+        grads = gradients(backend)
+        stepped = backend.step(DIVISOR)
+        found.append({"sums": stats.sums, "counts": stats.counts, "grads": grads, "norm": stepped.grad_norm})
+    return found
+
+
+def _diverge(backend: FsdpBackend, rank: int) -> str:
+    rows = groups(seed=9)
+    if rank == 1:
+        rows[0].columns["advantages"][:] = float("nan")
+    try:
+        backend.backward(Part((tuple(rows[:2]),)), ClippedPolicyLoss())
+    except Divergence as error:
+        return str(error)
+    return "no error"
+
+
+def main(models: Path, out: Path, ranks: Ranks) -> None:
+    result: dict = {}
+    for kind in KINDS:
+        backend = FsdpBackend(ranks)
+        info = backend.open(ModelSpec(models / f"{kind}-0", suppressed_ids=(6, 7, 10)), OPTIMIZER)
+        backend.keep("ref")
+        result[kind] = {"info": info, "steps": train(backend, kind, ranks.rank)}
+        part = parts(kind, 0)[ranks.rank]
+        result[kind]["ref"] = backend.score(part, frozenset({"log_probs"}), "ref")
+        result[kind]["actor"] = backend.score(part, frozenset({"log_probs"}))
+        result[kind]["weights"] = {n: t.clone() for n, t in backend.weights()}
+        backend.save(out / f"{kind}-checkpoint")
+        backend.export_hf(out / f"{kind}-export")
+        if kind == "qwen3_moe":
+            result["divergence"] = _diverge(backend, ranks.rank)
+    half = FsdpBackend(ranks)
+    half.open(ModelSpec(models / "qwen3_moe-0", dtype="bf16"), OPTIMIZER)
+    result["bf16"] = train(half, "qwen3_moe", ranks.rank)
+    torch.save(result, out / f"rank{ranks.rank}.pt")
+    ranks.barrier()
+    ranks.close()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), Path(sys.argv[2]), init_distributed(device="cpu", timeout_s=120))
