@@ -111,6 +111,7 @@ class SampleRecorder:
         self._seed, self._stream, self._max_response_len, self._gate = seed, stream, max_response_len, gate
         self._group, self._index, self._attempt = sample.group_index or 0, sample.index or 0, sample.attempt
         self._turn = first_turn
+        self._carried = sample.response_length  # response tokens of earlier calls
         self.answers: list[Answer] = []
         self.prefix_breaks = 0  # used answers whose input was not the tokens in front of them
         self.in_flight: set[str] = set()
@@ -167,23 +168,26 @@ class SampleRecorder:
         Aborted means that the engine cut off one of the answers that the sample is made of. Raises `MismatchError`
         when a trained token is not in any answer or its log-prob is another one.
         """
-        length = sample.response_length
+        length, mask = sample.response_length, sample.loss_mask or []
         response = sample.tokens[len(sample.tokens) - length :] if length else []
-        found: list[tuple[int, float | None] | None] = [None] * length  # (version, log-prob) of a place
+        given = list(sample.rollout_log_probs or [])
+        recorded: list[float | None] = list(given)  # places outside all answers have nothing to differ from
+        versions: list[int | None] = [None] * length
+        versions[: self._carried] = sample.weight_versions[: self._carried]  # checked by the call that sampled them
         self.prefix_breaks = 0
         placed = self._placed(sample, response)
         for start, answer in placed:
-            for offset in range(min(len(answer.ids), length - start)):
-                if response[start + offset] != answer.ids[offset]:
-                    break
-                log_prob = answer.log_probs[offset] if len(answer.log_probs) == len(answer.ids) else None
-                found[start + offset] = (answer.versions[offset], log_prob)
-        self._check(sample, response, found)
-        kept = sample.weight_versions if len(sample.weight_versions) == length else [-1] * length
-        sample.weight_versions = [
-            -1 if not mask else found[i][0] if found[i] else kept[i]  # type: ignore[index]
-            for i, mask in enumerate(sample.loss_mask or [])
-        ]
+            end = start + _common(answer.ids, response[start:])
+            versions[start:end] = answer.versions[: end - start]
+            recorded[start:end] = _aligned_log_probs(answer)[: end - start]
+        if None in versions:
+            self._check_found(response, mask, versions)
+        if recorded != given:
+            _check_log_probs(response, mask, given, recorded)
+        filled = [-1 if version is None else version for version in versions]
+        sample.weight_versions = (
+            filled if 0 not in mask else [v if m else -1 for v, m in zip(filled, mask, strict=True)]
+        )
         used = [answer for _, answer in placed]
         if self.answers and not self.answers[-1].ids:  # cut off before its first token, or no length left
             used.append(self.answers[-1])
@@ -214,32 +218,36 @@ class SampleRecorder:
                 cursor = max(cursor, start + common)
         return [(start, best[start][1]) for start in sorted(best)]
 
-    def _check(
-        self, sample: Sample, response: Sequence[int], found: Sequence[tuple[int, float | None] | None]
-    ) -> None:
-        resumed = len(sample.weight_versions) == len(response)  # earlier tokens were checked by an earlier call
-        for place, mask in enumerate(sample.loss_mask or []):
-            if not mask:
-                continue
-            entry = found[place]
-            if entry is None:
-                if resumed and sample.weight_versions[place] >= 0:
-                    continue
+    def _check_found(self, response: Sequence[int], mask: Sequence[int], versions: Sequence[int | None]) -> None:
+        for place, (trained, version) in enumerate(zip(mask, versions, strict=True)):
+            if trained and version is None:
                 raise MismatchError(
                     "token_mismatch",
                     f"response token {place} (id {response[place]}) has loss_mask 1 but is in none of the "
                     f"{len(self.answers)} engine answers at this place; append the answer's ids as they are, and "
                     "mask every other token with 0",
                 )
-            if entry[1] is None:
-                raise MismatchError("missing_logprobs", f"the engine gave no log-prob for response token {place}")
-            given = (sample.rollout_log_probs or [])[place]
-            if not _close(given, entry[1]):
-                raise MismatchError(
-                    "logprob_mismatch",
-                    f"rollout_log_probs[{place}] is {given!r}, the engine answered {entry[1]!r} for token "
-                    f"{response[place]}; copy the first entries of meta_info.output_token_logprobs",
-                )
+
+
+def _check_log_probs(
+    response: Sequence[int], mask: Sequence[int], given: Sequence[float], recorded: Sequence[float | None]
+) -> None:
+    for place, (trained, mine, engine) in enumerate(zip(mask, given, recorded, strict=True)):
+        if not trained:
+            continue
+        if engine is None:
+            raise MismatchError("missing_logprobs", f"the engine gave no log-prob for response token {place}")
+        if not _close(mine, engine):
+            raise MismatchError(
+                "logprob_mismatch",
+                f"rollout_log_probs[{place}] is {mine!r}, the engine answered {engine!r} for token "
+                f"{response[place]}; copy the first entries of meta_info.output_token_logprobs",
+            )
+
+
+def _aligned_log_probs(answer: Answer) -> Sequence[float | None]:
+    """One entry for each id; all None when the engine left any out, because then none can be placed."""
+    return answer.log_probs if len(answer.log_probs) == len(answer.ids) else [None] * len(answer.ids)
 
 
 def _exact_place(answer: Answer, sample: Sample, response: Sequence[int]) -> int | None:
@@ -268,6 +276,8 @@ def _search_place(ids: Sequence[int], response: Sequence[int], mask: Sequence[in
 def _agreement(answer: Answer, sample: Sample, start: int, common: int) -> int:
     """How many of the `common` first ids also have the sample's log-prob, or are masked."""
     mask, log_probs = sample.loss_mask or [], sample.rollout_log_probs or []
+    if tuple(log_probs[start : start + common]) == answer.log_probs[:common]:
+        return common
     for offset in range(common):
         place = start + offset
         if mask[place] and (offset >= len(answer.log_probs) or not _close(log_probs[place], answer.log_probs[offset])):
@@ -281,6 +291,9 @@ def _close(given: float, recorded: float) -> bool:
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
     """Length of the common beginning."""
+    length = min(len(left), len(right))
+    if tuple(left[:length]) == tuple(right[:length]):
+        return length
     count = 0
     for a, b in zip(left, right, strict=False):
         if a != b:

@@ -18,6 +18,7 @@ from relax.engine.rollout.sampling import SamplingOptions
 from relax.utils.errors import DataError, InfrastructureError
 from relax.utils.http_utils import recording, register_local, unregister_local
 from relax.utils.types import Sample
+from tests.builders import tiny_tokenizer
 from tests.fake_engine import FakeEngine, log_prob_of
 
 URL = "http://10.0.0.4:3000"
@@ -103,6 +104,32 @@ async def test_missing_log_probs_are_an_error_that_says_how_many(engine):
 async def test_media_without_prepared_ids_is_refused(engine):
     with pytest.raises(DataError, match=r"sample 3\.1 has media but no prepared prompt ids"):
         await generate(ARGS, Sample(multimodal_inputs={"image": [b"x"]}, group_index=3, index=1), PARAMS)
+
+
+async def test_text_of_a_continued_response_is_decoded_whole(engine, tmp_path):
+    """T9: the interruption cuts a character of several bytes; the engine's own text holds only its broken half."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    ids = tokenizer.encode("\u00e9", add_special_tokens=False)
+    assert len(ids) == 2
+
+    def edit(payload, answer):
+        assert payload["input_ids"] == [2, 3, ids[0]]
+        assert payload["sampling_params"]["max_new_tokens"] == 5
+        answer["output_ids"] = [ids[1]]
+        answer["meta_info"]["output_token_logprobs"] = [[-2.0, ids[1], None]]
+        answer["meta_info"]["weight_versions"] = [{"version": "1", "start": 0, "end": 1}]
+        answer["text"] = tokenizer.decode([ids[1]])
+        return answer
+
+    engine.edit = edit
+    sample = Sample(rollout_tokens=[2, 3], tokens=[2, 3, ids[0]], response_length=1, response="\ufffd")
+    sample.loss_mask, sample.rollout_log_probs, sample.weight_versions = [1], [-1.0], [0]
+    args = SimpleNamespace(**vars(ARGS), hf_checkpoint=str(tmp_path))
+    sample = await generate(args, sample, PARAMS)
+    assert sample.response == "\u00e9"
+    assert (sample.tokens, sample.response_length) == ([2, 3, *ids], 2)
+    assert (sample.loss_mask, sample.rollout_log_probs, sample.weight_versions) == ([1, 1], [-1.0, -2.0], [0, 1])
 
 
 def test_prepared_items_and_raw_forms_become_data_uris(tmp_path):

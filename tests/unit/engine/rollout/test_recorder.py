@@ -68,13 +68,14 @@ async def test_versions_are_those_of_the_turn_that_sampled_the_token(episode, ex
 
 async def test_a_resumed_response_keeps_the_versions_of_its_first_part():
     """Tokens of an earlier call are not in this call's answers; they were checked then."""
-    sample = Sample(group_index=1, index=0, rollout_tokens=[7])
-    sample.tokens, sample.weight_versions = [7, 1, 2, 3], [5, 5, 6]
-    sample.loss_mask, sample.rollout_log_probs, sample.response_length = [1, 1, 1], [-1.0, -2.0, -3.0], 3
+    sample = Sample(group_index=1, index=0, rollout_tokens=[7], tokens=[7, 1, 2], response_length=2)
+    sample.weight_versions = [5, 5]
     recorder = SampleRecorder(seed=1, stream="sample", sample=sample, first_turn=1)
     payload = {"input_ids": [7, 1, 2], "sampling_params": {}}
     await recorder.before(payload)
     recorder.after(payload, answer([3], [-3.0], 6))
+    sample.tokens, sample.weight_versions = [7, 1, 2, 3], [5, 5, 6]
+    sample.loss_mask, sample.rollout_log_probs, sample.response_length = [1, 1, 1], [-1.0, -2.0, -3.0], 3
     recorder.settle(sample)
     assert payload["rid"] == "g1.0.a0.t1"
     assert sample.weight_versions == [5, 5, 6]

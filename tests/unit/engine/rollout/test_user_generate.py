@@ -200,6 +200,14 @@ async def test_a_sample_that_is_not_what_the_engine_answered_is_refused(engine, 
     assert caught.value.path == "user.generate"
 
 
+async def test_versions_that_a_function_fills_itself_excuse_no_check(engine):
+    def change(sample):
+        sample.tokens[3], sample.weight_versions = 99, [0] * 5
+
+    with pytest.raises(GenerateFailed, match="response token 1"):
+        await call(one_request(change), None, Sample(group_index=4, index=1))
+
+
 async def test_masked_tokens_may_differ_and_have_no_version(engine):
     def change(sample):
         sample.tokens[3], sample.loss_mask[1], sample.rollout_log_probs[1] = 99, 0, 0.0
