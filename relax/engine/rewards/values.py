@@ -6,22 +6,17 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
-import numpy as np
-
 from relax.utils.errors import UserCodeError
 from relax.utils.types import Sample
 
 
 def scalar(value: Any) -> float | None:
     """bool, int, float, numpy scalar, or an array or tensor of one element, as float; None for any other type."""
-    if isinstance(value, np.ndarray) or type(value).__module__.partition(".")[0] == "torch":
-        value = value.item() if getattr(value, "size", None) == 1 or _numel(value) == 1 else value
-    return float(value) if isinstance(value, (numbers.Real, np.bool_)) else None
-
-
-def _numel(value: Any) -> int:
-    numel: Any = getattr(value, "numel", None)
-    return int(numel()) if callable(numel) else 0
+    if callable(getattr(value, "tolist", None)):  # numpy scalars, arrays and tensors
+        value = value.tolist()
+        while isinstance(value, list) and len(value) == 1:
+            value = value[0]
+    return float(value) if isinstance(value, numbers.Real) else None
 
 
 def sample_name(sample: Sample) -> str:
