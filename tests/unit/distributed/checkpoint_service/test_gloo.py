@@ -79,7 +79,7 @@ class GlooEngine:
         self, master_address: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
     ) -> None:
         assert backend == "gloo"
-        timeout = timedelta(seconds=4)
+        timeout = timedelta(seconds=2)
         store = TCPStore(master_address, master_port, world_size, is_master=False, timeout=timeout)
         self._group = join_group(store, group_name, rank_offset, world_size, timeout)
 
@@ -174,7 +174,7 @@ async def test_a_receiver_that_dies_is_named_and_the_others_keep_their_old_weigh
     bad._dies = stage
     report = await install_version(publisher.publish(2, make_weights(2).items()), [good, bad], **install)
     with pytest.raises(
-        WeightSyncError, match="bad in (group|weights): ConnectionError: killed.*the sender: WeightSync"
+        WeightSyncError, match=r"bad in (group|weights): ConnectionError: killed.*the sender: WeightSync"
     ):
         report.check()
     assert good.version == "1" and good.calls.count("resume") >= 1
@@ -198,7 +198,7 @@ def test_staged_weights_are_copies_and_not_finite_ones_are_refused() -> None:
     weights["w"].fill_(float("nan"))
     assert torch.equal(publisher._staged[1][0][1], torch.ones(3))
     assert manifest.num_bytes == 12 and manifest.folder is None
-    with pytest.raises(Divergence, match="version 2 .*'w'"):
+    with pytest.raises(Divergence, match=r"version 2 .*'w'"):
         publisher.publish(2, weights.items())
     with pytest.raises(WeightSyncError, match=r"version 2 is not staged; staged are \[1\]"):
         publisher.send(2, 1, "g")

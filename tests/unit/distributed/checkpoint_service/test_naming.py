@@ -1,0 +1,46 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from relax.distributed.checkpoint_service.naming import sglang_names
+from relax.distributed.checkpoint_service.publishers import SharedMemoryPublisher, read_version
+
+
+def test_names_of_a_tiny_moe_model_are_those_of_its_saved_checkpoint(tmp_path: Path) -> None:
+    """The oracle is `save_pretrained`, whose files SGLang loads."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, moe_intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=3, num_experts_per_tok=2,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    model = Qwen3MoeForCausalLM(config)
+    fused = [name for name, _ in model.named_parameters() if ".experts." in name]
+    assert sorted(re.sub(r".*experts\.", "", name) for name in fused) == ["down_proj", "gate_up_proj"]
+    model.save_pretrained(tmp_path / "saved")
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    SharedMemoryPublisher(tmp_path / "w", name_map=sglang_names()).publish(1, model.named_parameters())
+    _, got = read_version(tmp_path / "w" / "v1")
+    assert got.keys() == saved.keys()
+    for name, tensor in saved.items():
+        assert torch.equal(got[name], tensor), name
+
+
+def test_a_prefix_goes_before_every_name() -> None:
+    weights = {"model.norm.weight": torch.ones(2), "model.layers.0.mlp.experts.down_proj": torch.ones(2, 3, 4)}
+    assert [name for name, _ in sglang_names("thinker.")(weights.items())] == [
+        "thinker.model.norm.weight",
+        "thinker.model.layers.0.mlp.experts.0.down_proj.weight",
+        "thinker.model.layers.0.mlp.experts.1.down_proj.weight",
+    ]
+
+
+def test_without_splitting_fused_names_pass() -> None:
+    weights = {"model.layers.0.mlp.experts.gate_up_proj": torch.ones(2, 4, 3)}
+    assert [name for name, _ in sglang_names(split_experts=False)(weights.items())] == list(weights)
