@@ -33,7 +33,8 @@ class NativeEngine:
         argv += ["--max-total-tokens", str(config.max_total_tokens)]
         if config.context_length is not None:
             argv += ["--context-length", str(config.context_length)]
-        argv += ["--suppressed-ids", ",".join(map(str, config.suppressed_ids)) or "none"]
+        ids = config.suppressed_ids
+        argv += ["--suppressed-ids", "auto" if ids is None else ",".join(map(str, ids)) or "none"]
         argv += ["--parent-pid", str(os.getpid())]
         if gpus:
             argv += ["--device", "cuda:0", "--attention", "sdpa"]

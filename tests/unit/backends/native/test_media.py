@@ -1,5 +1,5 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
-"""Images, audio and video in every position: expansion, log-probs against HF, and bits that do not depend on company."""
+"""Images, audio and video in every position: expansion, log-probs against HF, bits whatever the company."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_log_probs_are_hfs_with_the_medium_in_every_position(engine, omni_
     client = engine(omni_folder)
     service = client.app.state.service
     for place, layout in enumerate(LAYOUTS):
-        # clips of a second and more, equal in a prompt: HF pads chunks to the longest of the call, ours always to a second
+        # HF pads audio chunks to the longest of the call, the shared forward always to a full second: clips are longer
         media = [(kind, MEDIA[kind](10 * place + i)) for i in range(layout.split().count("M"))]
         ids = prompt_of(layout, [kind] * len(media))
         answer = await generate(client, ids, media)
