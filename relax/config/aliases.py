@@ -27,7 +27,14 @@ CONFUSING_TEXT = (
     "--num_rollouts N is the number of inference engines"
 )
 
-ALIAS_BATCH = {"rollout_batch_size": 32, "n_samples_per_prompt": 8}  # used when the alias form names no batch size
+# used when the alias form leaves them open: {values: unless one of these is given}
+ALIAS_DEFAULTS: tuple[tuple[dict[str, int], tuple[str, ...]], ...] = (
+    (
+        {"rollout_batch_size": 32, "n_samples_per_prompt": 8},
+        ("rollout_batch_size", "global_batch_size", "n_samples_per_prompt"),
+    ),
+    ({"num_epoch": 1}, ("num_epoch", "num_rollout")),
+)
 
 
 @dataclass(frozen=True)
@@ -155,9 +162,15 @@ def expand(aliases: Mapping[str, Any], target: Expansion, machine: Machine) -> N
         per_engine = target.given.get("rollout_num_gpus_per_engine", 1)
         target.put("num_rollouts", "rollout_num_gpus", aliases["num_rollouts"] * per_engine)
     _nodes(aliases, target, machine)
-    if aliases and not target.given.keys() & {"rollout_batch_size", "global_batch_size", "n_samples_per_prompt"}:
-        for name, value in ALIAS_BATCH.items():
-            target.given[name], target.origins[name] = value, "alias form"
+    if aliases:
+        _defaults(target)
+
+
+def _defaults(target: Expansion) -> None:
+    for values, unless in ALIAS_DEFAULTS:
+        if not target.given.keys() & set(unless):
+            target.given.update(values)
+            target.origins.update(dict.fromkeys(values, "alias form"))
 
 
 def _mode(mode: str, target: Expansion) -> None:

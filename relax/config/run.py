@@ -15,7 +15,7 @@ from relax.config.columns import label_column, media_columns, prompt_column, rew
 from relax.config.command_line import SECTION_OF, Given, check_names, read_command_line
 from relax.config.derive import Values, derive
 from relax.config.evaluation import EvalDataset, eval_datasets
-from relax.config.external.rules import judge
+from relax.config.external.rules import SGLANG_MAPPED, judge
 from relax.config.external.tables import ExternalFlags
 from relax.config.flags import option_name
 from relax.config.frozen import FrozenDict, freeze
@@ -253,7 +253,7 @@ def build_config(given: Given, machine: Machine, first_row: FirstRow | None = No
         )
     return RunConfig(
         **sections,  # type: ignore[arg-type]
-        external=external,
+        external=external.without("sglang", SGLANG_MAPPED),
         eval_datasets=eval_datasets(values.values),
         custom=given.custom,
         origins=FrozenDict(values.origins),

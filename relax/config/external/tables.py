@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,10 @@ class ExternalFlags:
         """The last value given for a Megatron flag."""
         found = [flag.value for flag in self.given if flag.table == "megatron" and flag.name == name]
         return found[-1] if found else default
+
+    def without(self, table: str, names: Container[str]) -> ExternalFlags:
+        """The same flags less those of `table` that Relax has under a name of its own."""
+        return ExternalFlags(tuple(flag for flag in self.given if flag.table != table or flag.name not in names))
 
     def argv(self, table: str) -> tuple[str, ...]:
         """The flags of `sglang` or `router` for that program's own command line."""

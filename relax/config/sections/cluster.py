@@ -30,9 +30,9 @@ class ClusterConfig(Section):
         1, help="Rollouts between two weight updates of the engines.", check=at_least(1)
     )
     stale_token_policy: str = flag(
-        "drop",
-        choices=("drop", "wait"),
-        help="Drop a group whose tokens have become too old for training, or let training wait for it in time.",
+        "wait",
+        choices=("wait", "drop"),
+        help="Let training wait for a slow group that would grow too old, or drop it once it is.",
     )
     num_iters_per_train_update: int = flag(
         1, help="Parts in which the samples of one optimizer step are streamed to the trainer.", check=at_least(1)

@@ -1,0 +1,194 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""Flags of Megatron, SGLang and the router: recognised without their packages, given to their own backend only."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from relax.config.external.architecture import ARCHITECTURE, architecture_differences
+from relax.config.external.rules import FSDP_MEANING, FSDP_NEUTRAL, NATIVE_HINTS, ROUTER_OWN, SGLANG_OWN, judge
+from relax.config.external.tables import ExternalFlag, ExternalFlags, table, version
+from relax.config.machine import Machine
+from relax.config.run import RunConfig, parse_args
+from relax.utils.errors import ConfigError
+
+BASE = """
+    --hf-checkpoint m --prompt-data p --num-rollout 1 --rollout-batch-size 4 --n-samples-per-prompt 2 --rm-type math
+"""
+QWEN3_4B = """
+    --swiglu --num-layers 36 --hidden-size 2560 --ffn-hidden-size 9728 --num-attention-heads 32 --group-query-attention
+    --num-query-groups 8 --use-rotary-position-embeddings --disable-bias-linear --normalization RMSNorm
+    --norm-epsilon 1e-6 --rotary-base 1000000 --vocab-size 151936 --kv-channels 128 --qk-layernorm
+"""
+QWEN3_4B_CONFIG = {
+    "num_hidden_layers": 36,
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000,
+    "vocab_size": 151936,
+    "head_dim": 128,
+}
+PERFORMANCE = """
+    --tensor-model-parallel-size 1 --sequence-parallel --pipeline-model-parallel-size 1 --expert-model-parallel-size 1
+    --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 --optimizer-cpu-offload
+    --overlap-cpu-optimizer-d2h-h2d --use-precision-aware-optimizer --use-dynamic-batch-size --max-tokens-per-gpu 9216
+    --rollout-num-gpus-per-engine 1 --sglang-mem-fraction-static 0.8 --megatron-to-hf-mode bridge
+"""
+GPUS = Machine(gpus=8, sglang=True)
+
+
+def parse(text: str, machine: Machine | None = None) -> RunConfig:
+    return parse_args(f"{BASE} {text}".split(), machine=machine or Machine())
+
+
+def test_a_model_script_parses_where_megatron_is_not_installed() -> None:
+    external = parse(QWEN3_4B).external
+    assert external.megatron("num-layers") == 36
+    assert external.megatron("norm-epsilon") == 1e-6
+    assert external.megatron("swiglu") is True
+    assert external.megatron("normalization") == "RMSNorm"
+    assert external.megatron("untie-embeddings-and-output-weights") is None
+
+
+def test_the_performance_block_passes_on_fsdp_where_its_values_change_nothing() -> None:
+    config = parse(PERFORMANCE)
+    assert config.gradient_checkpointing
+    assert config.data_parallel_size == 1
+    assert [note.split()[0] for note in config.notes] == [
+        "--recompute-granularity",
+        "--recompute-method",
+        "--recompute-num-layers",
+        "--optimizer-cpu-offload",
+        "--overlap-cpu-optimizer-d2h-h2d",
+        "--use-precision-aware-optimizer",
+        "--sglang-mem-fraction-static",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--tensor-model-parallel-size 2",
+        "--context-parallel-size 2",
+        "--attention-dropout 0.1",
+        "--no-rope-fusion",
+        "--fp16",
+    ],
+)
+def test_a_megatron_flag_without_a_counterpart_names_the_backend(text: str) -> None:  # E2
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert str(caught.value).startswith(text)
+    assert "--train-backend fsdp" in str(caught.value)
+
+
+def test_optimizer_offload_is_refused_where_it_would_mean_something() -> None:
+    with pytest.raises(ConfigError, match="--optimizer-cpu-offload is a Megatron flag that has no counterpart"):
+        parse("--optimizer-cpu-offload", GPUS)
+
+
+def test_bf16_is_the_training_type() -> None:
+    config = parse("--bf16")
+    assert (config.train.train_dtype, config.origin("train_dtype")) == ("bf16", "alias --bf16")
+    with pytest.raises(ConfigError, match="--bf16 is --train-dtype bf16, and --train-dtype fp32 is given: keep one"):
+        parse("--bf16 --train-dtype fp32")
+
+
+def test_sglang_flags_go_to_sglang_without_their_prefix() -> None:
+    config = parse("--sglang-mem-fraction-static 0.8 --sglang-enable-metrics --sglang-log-level warning", GPUS)
+    assert config.external.argv("sglang") == (
+        "--mem-fraction-static", "0.8", "--enable-metrics", "--log-level", "warning",
+    )  # fmt: skip
+    assert config.external.argv("router") == ()
+
+
+def test_router_flags_go_to_the_router() -> None:
+    assert parse("--router-policy round_robin").external.argv("router") == ("--policy", "round_robin")
+
+
+def test_lists_keep_their_items() -> None:
+    assert parse("--sglang-cuda-graph-bs 1 2 4", GPUS).external.argv("sglang") == ("--cuda-graph-bs", "1", "2", "4")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("--sglang-tp-size 2", "is set by Relax: use --rollout-num-gpus-per-engine"),
+        ("--sglang-model-path x", "is set by Relax: use --hf-checkpoint"),
+        ("--sglang-dtype bfloat16", "is set by Relax: use --rollout-dtype"),
+        ("--router-port 1", "is set by Relax: use the router's own port"),
+        ("--sglang-mem-fraction-static much", "expected a number, got 'much'"),
+        ("--router-policy best", "must be one of random, round_robin, cache_aware"),
+    ],
+)
+def test_a_wrong_external_flag_is_an_error(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, GPUS)
+    assert problem in str(caught.value)
+
+
+def test_a_sglang_flag_that_changes_answers_is_refused_on_the_native_engine() -> None:
+    with pytest.raises(ConfigError, match="--sglang-enable-lora has no counterpart on --rollout-backend native"):
+        parse("--sglang-enable-lora")
+
+
+def test_flags_that_relax_has_itself_are_mapped() -> None:
+    config = parse("--sglang-max-running-requests 7", GPUS)
+    assert config.rollout.engine_max_running_requests == 7
+    assert config.rollout.sglang_server_concurrency == 7
+    assert config.external.argv("sglang") == ()
+
+
+def test_a_flag_of_an_older_sglang_is_noted() -> None:
+    notes = parse("--sglang-cuda-graph-bs 1", GPUS).notes
+    assert notes == (f"--sglang-cuda-graph-bs exists in SGLang 0.5.9 and no longer in {version('sglang')}",)
+
+
+def test_rules_only_name_flags_that_exist() -> None:
+    for names, source in (
+        (ARCHITECTURE | set(FSDP_MEANING) | set(FSDP_NEUTRAL), "megatron"),
+        (NATIVE_HINTS | set(SGLANG_OWN), "sglang"),
+        (set(ROUTER_OWN), "router"),
+    ):
+        assert sorted(names - set(table(source))) == []
+
+
+def test_no_rule_applies_to_a_backend_that_owns_the_flag() -> None:
+    external = ExternalFlags((ExternalFlag("megatron", "tensor-model-parallel-size", (8,)),))
+    assert judge(external, train_backend="megatron", rollout_backend="sglang", cuda=True).problems == []
+
+
+class TestArchitecture:
+    """Architecture flags are compared with the model's config.json (C32)."""
+
+    def folder(self, tmp_path, config: dict):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    def test_flags_of_the_same_model_agree(self, tmp_path) -> None:
+        assert architecture_differences(parse(QWEN3_4B).external, self.folder(tmp_path, QWEN3_4B_CONFIG)) == []
+
+    def test_a_difference_lists_flag_and_both_values(self, tmp_path) -> None:
+        folder = self.folder(tmp_path, QWEN3_4B_CONFIG | {"num_hidden_layers": 28})
+        (line,) = architecture_differences(parse(QWEN3_4B).external, folder)
+        assert line.startswith("--num-layers 36: ")
+        assert "num_hidden_layers = 28" in line
+
+    def test_the_language_part_of_an_omni_model_is_compared(self, tmp_path) -> None:
+        nested = {"thinker_config": {"text_config": QWEN3_4B_CONFIG | {"vocab_size": 1}}}
+        (line,) = architecture_differences(parse(QWEN3_4B).external, self.folder(tmp_path, nested))
+        assert "vocab_size = 1" in line
+
+    def test_newer_rope_settings_are_found(self, tmp_path) -> None:
+        config = {k: v for k, v in QWEN3_4B_CONFIG.items() if k != "rope_theta"}
+        folder = self.folder(tmp_path, config | {"rope_parameters": {"rope_theta": 10000.0}})
+        (line,) = architecture_differences(parse(QWEN3_4B).external, folder)
+        assert line.startswith("--rotary-base 1000000: ")
+
+    def test_nothing_is_compared_without_a_config(self, tmp_path) -> None:
+        assert architecture_differences(parse(QWEN3_4B).external, tmp_path) == []
