@@ -210,7 +210,9 @@ def _save_thinker(hf: nn.Module, weights: dict[str, Tensor], source: Path, folde
     from safetensors.torch import save_file
     from transformers.core_model_loading import revert_weight_conversion
 
-    tensors = {f"thinker.{k}": v for k, v in revert_weight_conversion(hf, weights).items()}
+    # Depending on the folder it was loaded from, transformers has put the prefix back already.
+    reverted = revert_weight_conversion(hf, weights)
+    tensors = {f"thinker.{name.removeprefix('thinker.')}": tensor for name, tensor in reverted.items()}
     tied = getattr(hf, "_tied_weights_keys", None) or {}
     if getattr(hf.config.get_text_config(), "tie_word_embeddings", False):
         tensors = {k: v for k, v in tensors.items() if k.removeprefix("thinker.") not in tied}
