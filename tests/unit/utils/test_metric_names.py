@@ -1,0 +1,30 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""Every metric that the code logs by a literal name is declared."""
+
+import re
+from pathlib import Path
+
+from relax.utils.metrics import find_spec
+
+ROOT = Path(__file__).parents[3] / "relax"
+NAME = re.compile(r"""f?"((?:rollout|train|eval|perf)/[\w{}./@]+)\"""")
+
+
+def test_every_literal_metric_name_in_the_package_is_declared():
+    found = set()
+    for folder in ("core", "components", "engine/sft"):
+        for path in (ROOT / folder).rglob("*.py"):
+            found |= set(NAME.findall(path.read_text()))
+    assert "rollout/reward/mean" in found
+    # the loss's own terms, declared one by one; a prefix
+    for name in found - {"train/{name}", "eval/{result.name}"}:
+        find_spec(re.sub(r"\{[^}]*\}", "x", name))
+
+
+def test_every_term_of_the_grpo_loss_is_declared():
+    source = (ROOT / "algorithms" / "grpo.py").read_text()
+    terms = set(re.findall(r"""terms\["(\w+)"\]|"(\w+)": _(?:mean|weighted)\(""", source))
+    names = {first or second for first, second in terms}
+    assert {"clip_fraction", "kl_ref", "tis"} <= names
+    for name in names:
+        find_spec(f"train/{name}")
