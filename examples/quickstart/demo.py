@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--colocate", action="store_true", help="take turns instead of fully async with staleness 1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="optimizer steps of the reinforcement learning")
+    parser.add_argument("--sft-steps", type=int, help="optimizer steps of the supervised cold start")
     parser.add_argument("--run-dir", type=Path, help="folder of the run (default: runs/quickstart-...)")
     parser.add_argument("--prepare-only", action="store_true", help="stop after the supervised cold start")
     parser.add_argument("train_args", nargs="*", help="after --: more flags for relax.entrypoints.train")
@@ -108,6 +109,7 @@ class Demo:
 
     def __init__(self, options: argparse.Namespace, say: Callable[[str], None]) -> None:
         self.options, self.job, self.say = options, JOBS[options.modality], say
+        self.plan = replace(self.job.cold_start, steps=options.sft_steps or self.job.cold_start.steps)
         mode = "colocate" if options.colocate else "async"
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         name = f"quickstart-{options.modality}-{mode}-s{options.seed}-{stamp}-{os.getpid()}"
@@ -144,7 +146,7 @@ class Demo:
         """The cold start."""
         from examples.quickstart.sft import cold_start
 
-        plan, share = self.job.cold_start, self.job.wrong_share
+        plan, share = self.plan, self.job.wrong_share
         note = (
             f"; {share:.0%} of the demonstrations are wrong by design, so that the reward has to decide"
             if share
