@@ -136,7 +136,6 @@ class SampleRunner:
                 recorder=recorder,
                 permits=self._permits,
                 timeout_s=self._options.call_timeout_s,
-                clock=self._clock,
                 active=self._active,
             )
         finally:

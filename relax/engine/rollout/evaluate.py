@@ -110,7 +110,7 @@ async def evaluate(
     """
     options = replace(options, stream="eval", partial_rollout=False)
     permits = asyncio.Semaphore(options.max_running_samples)
-    active = ActiveTime(clock)
+    active = ActiveTime()
     results = []
     for place, task in enumerate(tasks):
         runner = SampleRunner(

@@ -3,9 +3,10 @@
 
     admit(groups) -> [permits] n generate calls at once -> scorer.score(samples) -> dynamic filter -> next_finished()
 
-Every admitted group ends exactly once: accepted, dropped with a reason, or returned by `stop` as unfinished. All state
-lives in this object, on one event loop, without threads. The number of groups inside is bounded by who admits (the
-staleness gate), so the queue of finished groups needs no bound of its own and a slow consumer blocks nobody.
+Every admitted group ends exactly once: accepted, dropped with a reason, cut off by `discard`, or returned by `stop`
+as unfinished. All state lives in this object, on one event loop, without threads. The number of groups inside is
+bounded by who admits (the staleness gate), so the queue of finished groups needs no bound of its own and a slow
+consumer blocks nobody.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class _Running:
     admitted: AdmittedGroup
     task: asyncio.Task[None]
     tally: Tally = field(default_factory=Tally)
+    discarded: bool = False
 
 
 class GroupGenerator:
@@ -123,8 +125,9 @@ class GroupGenerator:
         self._filter, self._filter_path, self._engines = dynamic_filter, filter_path, engines
         self._open = asyncio.Event()
         self._open.set()
-        self._active = ActiveTime(clock)
+        self._active = ActiveTime()
         self._running: dict[int, _Running] = {}
+        self._leaving: set[asyncio.Task[None]] = set()  # of discarded groups, until they have cleaned up
         self._finished: asyncio.Queue[FinishedGroup | None] = asyncio.Queue()
         self._error: Exception | None = None
         self._stopped = False
@@ -169,6 +172,19 @@ class GroupGenerator:
         assert self._error is not None
         raise self._error
 
+    def discard(self, groups: Iterable[int]) -> None:
+        """Cut off groups that nobody wants any more; they do not come out of `next_finished`.
+
+        A group that has ended and waits to be consumed still comes; an unknown one is a no-op.
+        """
+        for number in groups:
+            running = self._running.pop(number, None)
+            if running is not None:
+                running.discarded = True
+                self._leaving.add(running.task)
+                running.task.add_done_callback(self._leaving.discard)
+                running.task.cancel()
+
     async def wait_open(self) -> None:
         """Return when the rollout is not paused."""
         await self._open.wait()
@@ -195,17 +211,10 @@ class GroupGenerator:
                 next_abort = self._clock.now() + ABORT_AGAIN_S
             await self._clock.sleep(ABORT_POLL_S)
 
-    def discard(self, groups: Iterable[int]) -> None:
-        """Stop groups that somebody else has dropped; they do not come out of `next_finished` unless they ended."""
-        for number in groups:
-            running = self._running.pop(number, None)
-            if running is not None:
-                running.task.cancel()
-
     async def stop(self) -> Leftover:
         """End everything. Groups that have not ended are returned as they were admitted. No task is left."""
         self._stopped = True
-        tasks = [running.task for running in self._running.values()]
+        tasks = [*(running.task for running in self._running.values()), *self._leaving]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -251,6 +260,8 @@ class GroupGenerator:
     def _finish(self, running: _Running, samples: list[Sample], reason: str | None, seconds: dict[str, float]) -> None:
         """The one place where a group ends; no await, so it cannot be cut in two."""
         group, tally = running.admitted.group, running.tally
+        if running.discarded:  # its id may be running again
+            return
         del self._running[group]
         if reason is not None:
             self.drop_counts[reason] += 1

@@ -15,7 +15,8 @@ import asyncio
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,6 @@ from relax.data.columns import check_sample
 from relax.engine.rollout.generate import generate as default_generate
 from relax.engine.rollout.recorder import MismatchError, SampleRecorder
 from relax.engine.rollout.state import CallPermits, Permits, current_call
-from relax.schedule.clock import Clock
 from relax.utils.errors import ConfigError, RelaxError, UserCodeError
 from relax.utils.http_utils import recording
 from relax.utils.imports import load_callable
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 FLAG = "--custom-generate-function-path"
 DEFAULT_PATH = "relax.engine.rollout.sglang_rollout.generate"
-MIN_WAIT_S = 0.05  # active time stands still in a pause: look again this often
 CANCEL_WAIT_S = 10.0  # a cancelled function that goes on longer than this is left behind and named in the log
 
 
@@ -80,25 +79,48 @@ def make_hook(function: Callable[..., Any], path: str, *, flag: str = FLAG) -> G
 
 
 class ActiveTime:
-    """Seconds on a clock while the rollout was not paused."""
+    """Time limits that stand still while the rollout is paused.
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._paused_s = 0.0
-        self._paused_at: float | None = None
+    Limits run on the event loop's clock, which is also what the injected clocks count in: seconds, monotonic.
+    """
 
-    def now(self) -> float:
-        end = self._clock.now() if self._paused_at is None else self._paused_at
-        return end - self._paused_s
+    def __init__(self) -> None:
+        self._limits: dict[asyncio.Timeout, float] = {}  # end on the loop's clock; seconds left during a pause
+        self._paused = False
+
+    @asynccontextmanager
+    async def limit(self, seconds: float) -> AsyncIterator[None]:
+        """Cancel the body after `seconds` of active time, and raise TimeoutError."""
+        now = asyncio.get_running_loop().time()
+        timeout = asyncio.timeout(None)
+        async with timeout:
+            self._limits[timeout] = seconds if self._paused else now + seconds
+            if not self._paused:
+                timeout.reschedule(now + seconds)
+            try:
+                yield
+            finally:
+                del self._limits[timeout]
 
     def pause(self) -> None:
-        if self._paused_at is None:
-            self._paused_at = self._clock.now()
+        if self._paused:
+            return
+        self._paused = True
+        now = asyncio.get_running_loop().time()
+        for timeout, end in self._limits.items():
+            self._limits[timeout] = end - now
+            if not timeout.expired():
+                timeout.reschedule(None)
 
     def resume(self) -> None:
-        if self._paused_at is not None:
-            self._paused_s += self._clock.now() - self._paused_at
-            self._paused_at = None
+        if not self._paused:
+            return
+        self._paused = False
+        now = asyncio.get_running_loop().time()
+        for timeout, left in self._limits.items():
+            self._limits[timeout] = now + left
+            if not timeout.expired():
+                timeout.reschedule(now + left)
 
 
 async def call_generate(
@@ -111,7 +133,6 @@ async def call_generate(
     recorder: SampleRecorder,
     permits: Permits,
     timeout_s: float,
-    clock: Clock,
     active: ActiveTime,
 ) -> list[Sample]:
     """Call a generate function under its permit, its time limit and the tap -> its checked samples.
@@ -125,7 +146,7 @@ async def call_generate(
     token = current_call.set(call)
     try:
         with recording(recorder):
-            result = await _bounded(hook, args, sample, sampling_params, evaluation, timeout_s, clock, active)
+            result = await _bounded(hook, args, sample, sampling_params, evaluation, timeout_s, active)
     finally:
         current_call.reset(token)
         if not hook.manages_permit:
@@ -140,38 +161,32 @@ async def _bounded(
     params: dict[str, Any],
     evaluation: bool,
     timeout_s: float,
-    clock: Clock,
     active: ActiveTime,
 ) -> Any:
     options = {"evaluation": evaluation} if hook.takes_evaluation else {}
-    task = asyncio.ensure_future(hook.function(args, sample, dict(params), **options))
+    call = hook.function(args, sample, dict(params), **options)
+    # user code gets a task of its own: it may cancel itself, or ignore being cancelled
+    task = None if hook.is_default else asyncio.ensure_future(call)
+    expired = True
     try:
-        await _wait(task, timeout_s, clock, active)
+        async with active.limit(timeout_s):
+            if task is None:
+                return await call
+            await asyncio.wait({task})
+            expired = False
         if task.cancelled():
-            message = "cancelled its own task"
-            raise GenerateFailed("user_error", message, path=hook.path, sample=name_of(sample))
-        if task.done():
-            return task.result()
-        message = f"did not return within {timeout_s:g} s of active time"
-        raise GenerateFailed("timeout", message, path=hook.path, sample=name_of(sample))
+            raise GenerateFailed("user_error", "cancelled its own task", path=hook.path, sample=name_of(sample))
+        return task.result()
     except (RelaxError, asyncio.CancelledError):
         raise
     except Exception as error:  # any error of user code: the caller's policy decides, the traceback is kept
-        message = f"raised {type(error).__name__}: {error}"
-        raise GenerateFailed("user_error", message, path=hook.path, sample=name_of(sample)) from error
+        reason, message = "user_error", f"raised {type(error).__name__}: {error}"
+        if isinstance(error, TimeoutError) and expired:
+            reason, message = "timeout", f"did not return within {timeout_s:g} s of active time"
+        raise GenerateFailed(reason, message, path=hook.path, sample=name_of(sample)) from error
     finally:
-        await _cancelled(task, hook.path)
-
-
-async def _wait(task: asyncio.Future[Any], timeout_s: float, clock: Clock, active: ActiveTime) -> None:
-    """Until the task is done or `timeout_s` of active time has passed."""
-    deadline = active.now() + timeout_s
-    while not task.done() and (left_s := deadline - active.now()) > 0:
-        timer = asyncio.ensure_future(clock.sleep(max(left_s, MIN_WAIT_S)))
-        try:
-            await asyncio.wait({task, timer}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            timer.cancel()
+        if task is not None:
+            await _cancelled(task, hook.path)
 
 
 async def _cancelled(task: asyncio.Future[Any], path: str) -> None:
@@ -232,7 +247,7 @@ def _check_filled(hook: GenerateHook, sample: Sample) -> None:
         fail("bad_sample", f"response_length {length} does not fit {len(sample.tokens)} tokens (prompt + response)")
     for name, reason in (("loss_mask", "bad_sample"), ("rollout_log_probs", "missing_logprobs")):
         values = getattr(sample, name)
-        if values is None or len(values) != length or any(v is None for v in values):
+        if values is None or len(values) != length or None in values:
             given = "None" if values is None else f"{sum(v is not None for v in values)} entries"
             fail(
                 reason,

@@ -227,6 +227,27 @@ def test_stop_returns_each_group_once_and_leaves_no_task(engine):
     assert engine.running == {}
 
 
+def test_discarded_groups_never_come_and_may_be_admitted_again(engine):
+    """A group that is too old is cut off and regenerated under its id as the next attempt."""
+    engine.num_tokens = lambda payload: 20
+
+    async def main():
+        generator = make_generator(engine)
+        generator.admit([group(1), group(2)])
+        await asyncio.sleep(3.5)
+        generator.discard([1, 99])
+        again = group(1)
+        again.prompt.attempt = 1
+        generator.admit([again])
+        finished = [await generator.next_finished() for _ in range(2)]
+        assert generator.num_running == 0
+        return [(f.group, f.samples[0].attempt) for f in finished]
+
+    assert run_virtual(main()) == [(2, 0), (1, 1)]
+    assert sorted(engine.aborted) == ["g1.0.a0.t0", "g1.1.a0.t0"]
+    assert engine.running == {}
+
+
 def test_a_pause_holds_new_requests_back_and_lets_running_ones_end(engine):
     async def main():
         generator = make_generator(engine, max_running_samples=2)

@@ -12,7 +12,6 @@ import pytest
 from relax.engine.rollout.hooks import ActiveTime, GenerateFailed, call_generate, make_hook
 from relax.engine.rollout.recorder import SampleRecorder
 from relax.engine.rollout.sglang_rollout import GenerateState
-from relax.schedule.clock import RealClock
 from relax.utils.http_utils import post, register_local, unregister_local
 from relax.utils.rng import stream_key
 from relax.utils.types import Sample
@@ -83,8 +82,7 @@ def make_args(folder: str) -> SimpleNamespace:
     return SimpleNamespace(hf_checkpoint=folder, sglang_router_ip="10.0.0.1", sglang_router_port=3000, max_turns=4)
 
 
-async def call(function, args, sample, *, recorder=None, evaluation=False, timeout_s=60.0, clock=None):
-    clock = clock or RealClock()
+async def call(function, args, sample, *, recorder=None, evaluation=False, timeout_s=60.0):
     return await call_generate(
         make_hook(function, "user.generate"),
         args=args,
@@ -94,8 +92,7 @@ async def call(function, args, sample, *, recorder=None, evaluation=False, timeo
         recorder=recorder or SampleRecorder(seed=42, stream="sample", sample=sample),
         permits=asyncio.Semaphore(4),
         timeout_s=timeout_s,
-        clock=clock,
-        active=ActiveTime(clock),
+        active=ActiveTime(),
     )
 
 
@@ -295,6 +292,25 @@ async def test_a_function_that_never_returns_is_cancelled_at_its_time_limit(engi
         await call(endless, None, Sample(group_index=4, index=1), timeout_s=0.05)
     assert caught.value.reason == "timeout"
     assert ended == [True]
+
+
+async def test_a_time_out_inside_the_function_is_its_own_error(engine):
+    async def impatient(args, sample, sampling_params):
+        async with asyncio.timeout(0.01):
+            await asyncio.sleep(60)
+
+    with pytest.raises(GenerateFailed, match="raised TimeoutError") as caught:
+        await call(impatient, None, Sample(group_index=4, index=1))
+    assert caught.value.reason == "user_error"
+
+
+async def test_a_function_that_cancels_itself_fails_alone(engine):
+    async def own(args, sample, sampling_params):
+        asyncio.current_task().cancel()
+        await asyncio.sleep(0)
+
+    with pytest.raises(GenerateFailed, match="cancelled its own task"):
+        await call(own, None, Sample(group_index=4, index=1))
 
 
 async def test_response_length_bounds_sampled_tokens_over_turns(engine, tokenizer_folder):
