@@ -17,6 +17,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from relax.engine.rollout.attempts import Dropped, GenerationOptions, SampleRunner, Tally, fresh_copy
@@ -133,6 +134,7 @@ class GroupGenerator:
         self._stopped = False
         self.drop_counts: Counter[str] = Counter()
         self.failure_counts: Counter[str] = Counter()
+        self.discarded_tokens = 0  # sampled for discarded groups
         self._runner = SampleRunner(
             args=args,
             hook=hook,
@@ -182,8 +184,12 @@ class GroupGenerator:
             if running is not None:
                 running.discarded = True
                 self._leaving.add(running.task)
-                running.task.add_done_callback(self._leaving.discard)
+                running.task.add_done_callback(partial(self._left, running))
                 running.task.cancel()
+
+    def _left(self, running: _Running, task: asyncio.Task[None]) -> None:
+        self._leaving.discard(task)
+        self.discarded_tokens += running.tally.sampled_tokens
 
     async def wait_open(self) -> None:
         """Return when the rollout is not paused."""
@@ -249,11 +255,12 @@ class GroupGenerator:
             reason = drop.reason
             logger.warning("group dropped group=%d reason=%s error=%s", running.admitted.group, reason, drop)
         except asyncio.CancelledError:
-            if not self._stopped and running.admitted.group in self._running:
+            if not self._stopped and not running.discarded:
                 self._fail(InternalError(f"the task of group {running.admitted.group} was cancelled from outside"))
             raise
         except Exception as error:  # told by `next_finished`: the run fails, the group stays unfinished
-            self._fail(error)
+            if not running.discarded:
+                self._fail(error)
             return
         self._finish(running, samples, reason, seconds)
 
