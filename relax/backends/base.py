@@ -143,7 +143,7 @@ class EngineConfig:
     max_total_tokens: int = 65536  # rows of the KV pool
     context_length: int | None = None
     seed: int = 0
-    suppressed_ids: tuple[int, ...] = ()
+    suppressed_ids: tuple[int, ...] | None = None  # None: the media ids of the folder's own processor
     extra_args: tuple[str, ...] = ()  # `--sglang-*` flags without their prefix, for the SGLang backend
     log_path: Path | None = None
 

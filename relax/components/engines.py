@@ -66,6 +66,20 @@ class EngineFleet:
             for name, result in zip(names, report.engines, strict=True)
         )
 
+    async def offload(self) -> None:
+        """Abort, flush and sleep, in this order: an engine may only give up memory that nothing uses."""
+        for engine in self._engines.values():
+            await engine.pause("abort")
+            await engine.flush()
+            await engine.sleep()
+
+    async def onload(self, tags: tuple[str, ...]) -> None:
+        """Wake `tags`; with the KV cache back, generation goes on."""
+        for engine in self._engines.values():
+            await engine.wake(tags)
+            if "kv_cache" in tags:
+                await engine.resume()
+
     async def status(self) -> dict[str, object]:
         """{name: url, version, health} of every engine, asked now."""
         infos = await asyncio.gather(*(e.info() for e in self._engines.values()), return_exceptions=True)

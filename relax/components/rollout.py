@@ -33,6 +33,7 @@ from relax.distributed.bus.base import Block, Bus
 from relax.distributed.checkpoint_service.base import WeightManifest
 from relax.distributed.trace import TraceWriter
 from relax.engine.rollout.groups import AdmittedGroup, FinishedGroup, GroupGenerator
+from relax.engine.rollout.prompts import prompt_sample
 from relax.engine.rollout.results import result_path, sample_row, write_results
 from relax.schedule import events as ev
 from relax.schedule.clock import Clock
@@ -135,7 +136,8 @@ class Rollout(Role):
     async def _start_group(self, order: GroupOrder) -> None:
         try:
             prepared = await self._prepare(self._dataset.row(order.row))
-            prompt = prompt_sample(prepared, order)
+            prompt = prompt_sample(prepared, group=order.group, epoch=order.epoch, row=order.row)
+            prompt.attempt = order.attempt
             self._generator.admit([AdmittedGroup(order.group, prompt, self._settings.n_samples_per_prompt)])
         except Exception as error:  # told by `report`: a row that cannot be prepared ends the run with its place
             await self._fail(error)
@@ -251,6 +253,15 @@ class Rollout(Role):
     async def install(self, manifest: WeightManifest) -> tuple[EngineStatus, ...]:
         return await self._engines.install(manifest)
 
+    async def offload(self) -> None:
+        self._generator.pause()
+        await self._engines.offload()
+
+    async def onload(self, tags: tuple[str, ...]) -> None:
+        await self._engines.onload(tags)
+        if "kv_cache" in tags:
+            self._generator.resume()
+
     async def evaluate(self, rollout_id: int, version: int) -> EvalReport:
         if self._evaluate is None:
             raise InternalError("evaluate was called without an evaluation set")
@@ -297,20 +308,3 @@ class Rollout(Role):
             if self._error is None:
                 self._error = error
             self._changed.notify_all()
-
-
-def prompt_sample(prepared: PreparedPrompt, order: GroupOrder) -> Sample:
-    """The prompt of a group, with its identity; the generator copies it for each sample."""
-    return Sample(
-        group_index=order.group,
-        attempt=order.attempt,
-        epoch=order.epoch,
-        row=order.row,
-        prompt=prepared.prompt,
-        label=prepared.label,
-        metadata=dict(prepared.metadata),
-        multimodal_inputs=prepared.multimodal_inputs(),
-        multimodal_train_inputs=list(prepared.features) or None,
-        tokens=list(prepared.expanded_ids),
-        rollout_tokens=list(prepared.token_ids),
-    )

@@ -40,6 +40,7 @@ class Resumed(Event):
     kind = "resumed"
     rollout_id: int
     next_group: int
+    readmit: tuple[int, ...] = ()  # groups admitted before and not contained in the checkpoint
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,8 @@ class Scheduler:
     published: int = 0
     stepped: int = 0  # rollouts trained so far
     drops: Counter[str] = field(default_factory=Counter)
-    stale_tokens_trained: int = 0
+    readmit: set[int] = field(default_factory=set)  # groups of an earlier incarnation, to be admitted again
+    stale_groups_trained: int = 0
     ages: Counter[int] = field(default_factory=Counter)  # age of the oldest token -> groups bound
 
     # ------------------------------------------------------------------ decisions
@@ -102,6 +103,12 @@ class Scheduler:
         if self.admissible() < 1:
             raise InternalError("admit() was called while the gate is closed")
         return ev.Admitted(self.next_group, epoch, row, self.serving_version)
+
+    def admit_again(self, group: int, epoch: int, row: int) -> ev.Admitted:
+        """Admit a group of an earlier incarnation under its own id."""
+        if self.admissible() < 1 or group not in self.readmit:
+            raise InternalError(f"group {group} cannot be admitted again")
+        return ev.Admitted(group, epoch, row, self.serving_version)
 
     def unusable(self) -> list[ev.Dropped]:
         """Unbound groups that no later rollout may train: over-sampling's surplus after a bind."""
@@ -192,15 +199,19 @@ class Scheduler:
         """Everything after the checkpoint is undone; engines join anew."""
         self.stepped = self.next_rollout = self.published = event.rollout_id + 1
         self.next_group = event.next_group
+        self.readmit = set(event.readmit)
         self.open.clear()
         self.accepted.clear()
         self.bound.clear()
         self.engines.clear()
 
     def _on_admitted(self, event: ev.Admitted) -> None:
-        if event.group != self.next_group:
+        if event.group in self.readmit:
+            self.readmit.remove(event.group)
+        elif event.group == self.next_group:
+            self.next_group += 1
+        else:
             raise InternalError(f"group ids are never reused or skipped: got {event.group}, next is {self.next_group}")
-        self.next_group += 1
         self.open[event.group] = OpenGroup(event.group, event.version)
 
     def _on_accepted(self, event: ev.Accepted) -> None:
@@ -225,7 +236,7 @@ class Scheduler:
             age = event.rollout_id - (group.version if group.oldest is None else group.oldest)
             self.ages[age] += 1
             if age > self.settings.max_staleness:
-                self.stale_tokens_trained += 1
+                self.stale_groups_trained += 1
         self.bound.setdefault(event.rollout_id, []).extend(event.groups)
         if event.last:
             self.next_rollout += 1

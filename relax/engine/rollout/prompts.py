@@ -10,21 +10,11 @@ from relax.utils.types import Sample
 
 
 def prompt_sample(
-    prepared: PreparedPrompt,
-    *,
-    group: int,
-    epoch: int = 0,
-    row: int | None = None,
-    attempt: int = 0,
-    generate_path: str | None = None,
+    prepared: PreparedPrompt, *, group: int, epoch: int = 0, row: int | None = None, generate_path: str | None = None
 ) -> Sample:
-    """The prompt of a group. Its copies share media and features; ids, metadata and messages are each copy's own.
-
-    `attempt` is that of a group admitted again under its id, so that request ids never repeat.
-    """
+    """The prompt of a group. Its copies share media and features; ids, metadata and messages are each copy's own."""
     return Sample(
         group_index=group,
-        attempt=attempt,
         epoch=epoch,
         row=row,
         prompt=prepared.prompt,

@@ -236,7 +236,7 @@ def test_no_interleaving_trains_a_token_too_old_or_loses_or_doubles_a_group(stal
     for seed in range(150):
         s, _, admitted, trained = random_run(seed, staleness=staleness, batch=batch, engines=engines)
         assert s.finished
-        assert s.stale_tokens_trained == 0
+        assert s.stale_groups_trained == 0
         assert max(s.ages) <= staleness
         assert len(trained) == len(set(trained)) == 6 * batch
         # every admitted group is trained, dropped for a reason, or (at the end of the run) still open
@@ -285,7 +285,10 @@ def test_a_resume_undoes_what_came_after_the_checkpoint():
     s.apply(s.bind())
     train_and_install(s, 0)
     s.apply(s.bind())
-    s.apply(ev.Resumed(rollout_id=0, next_group=9))
+    s.apply(ev.Resumed(rollout_id=0, next_group=9, readmit=(2,)))
     assert (s.stepped, s.next_rollout, s.published, s.next_group, s.open) == (1, 1, 1, 9, {})
     s.apply(ev.EngineJoined("e0", 1))
-    assert admit_all(s) == [9, 10, 11, 12]
+    s.apply(s.admit_again(2, 0, 2))
+    with pytest.raises(InternalError, match="cannot be admitted again"):
+        s.admit_again(2, 0, 2)
+    assert admit_all(s) == [9, 10, 11]

@@ -1,0 +1,342 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""From a configuration to role objects. Runs in the process that hosts the role; heavy imports stay inside."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from relax.algorithms.options import AlgorithmOptions
+from relax.backends.base import EngineClient, EngineConfig, ModelSpec, OptimizerSpec
+from relax.components.messages import PRODUCERS
+from relax.components.training_data import BatchSettings
+from relax.config.run import RunConfig
+from relax.core.run_folder import RunFolder
+from relax.distributed.bus.base import Bus
+from relax.distributed.bus.factory import make_bus
+from relax.schedule.clock import Clock, RealClock
+
+TABLE_OF_ROLE = {"reference": ("ref", "ref_logprobs"), "actor_fwd": ("actor_fwd", "old_logprobs")}
+STATE_DEADLINE_S = 1800.0  # a role waits this long for another role's columns
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What a role's process must know besides the configuration. Picklable, without torch."""
+
+    run_dir: Path
+    shared_dir: Path  # weight versions; below /dev/shm on one machine
+    router_host: str = "127.0.0.1"
+    router_port: int = 0
+    bus_attachment: Any = None
+    engine_urls: Mapping[str, str] = field(default_factory=dict)
+    engine_logs: Mapping[str, Path] = field(default_factory=dict)
+    incarnation: int = 0
+
+
+@dataclass
+class InProcess:
+    """Objects that an inline run shares between its roles."""
+
+    bus: Bus
+    engines: Mapping[str, EngineClient]
+    clock: Clock
+
+
+# ---------------------------------------------------------------------- plain options
+
+
+def algorithm_options(config: RunConfig) -> AlgorithmOptions:
+    section = config.algorithm
+    names = {f.name for f in dataclasses.fields(AlgorithmOptions)} & set(dir(section))
+    values = {name: getattr(section, name) for name in names}
+    reduction = section.loss_reduction or ("token_mean" if section.calculate_per_token_loss else "sample_mean")
+    return AlgorithmOptions(
+        **{
+            **values,
+            "loss_reduction": reduction,
+            "old_log_probs": config.old_log_probs,
+            "rollout_max_response_len": config.rollout.rollout_max_response_len,
+            "invalid_reward": section.invalid_reward_policy,
+            "zero_variance": section.zero_variance_policy,
+        }
+    )
+
+
+def batch_settings(config: RunConfig) -> BatchSettings:
+    train = config.train
+    return BatchSettings(
+        group_size=config.rollout.n_samples_per_prompt,
+        global_batch_size=train.global_batch_size,  # type: ignore[arg-type]
+        max_tokens=train.max_tokens_per_gpu if train.use_dynamic_batch_size else None,
+        micro_batch_size=train.micro_batch_size,
+    )
+
+
+def model_spec(config: RunConfig, *, trainable: bool) -> ModelSpec:
+    """The trainer's model: `--ref-load`, which falls back to `--hf-checkpoint`; `--load` comes on top."""
+    train = config.train
+    return ModelSpec(
+        hf_path=Path(config.checkpoint.ref_load or config.checkpoint.hf_checkpoint),  # type: ignore[arg-type]
+        dtype=train.train_dtype,  # type: ignore[arg-type]
+        temperature=config.rollout.rollout_temperature,
+        suppressed_ids=suppressed_ids(config),
+        gradient_checkpointing=config.gradient_checkpointing,
+        **({} if train.log_probs_chunk_size < 1 else {"logprob_chunk": train.log_probs_chunk_size}),
+        trainable=trainable,
+    )
+
+
+def optimizer_spec(config: RunConfig) -> OptimizerSpec:
+    section = config.optimizer
+    return OptimizerSpec(
+        lr=section.lr,
+        betas=(section.adam_beta1, section.adam_beta2),
+        eps=section.adam_eps,
+        weight_decay=section.weight_decay,
+        clip_grad=section.clip_grad,
+        warmup_steps=section.lr_warmup_iters,
+        decay_style=section.lr_decay_style,  # type: ignore[arg-type]
+        decay_steps=section.lr_decay_iters,
+        min_lr=section.min_lr,
+    )
+
+
+def engine_config(config: RunConfig, log_path: Path | None = None) -> EngineConfig:
+    rollout = config.rollout
+    return EngineConfig(
+        model_path=Path(config.checkpoint.hf_checkpoint),  # type: ignore[arg-type]
+        dtype=rollout.rollout_dtype,  # type: ignore[arg-type]
+        tensor_parallel=config.cluster.rollout_num_gpus_per_engine if rollout.rollout_backend == "sglang" else 1,
+        max_running_requests=rollout.engine_max_running_requests,
+        max_total_tokens=rollout.engine_max_total_tokens,
+        context_length=rollout.rollout_max_context_len,
+        seed=rollout.rollout_seed,
+        extra_args=config.external.argv("sglang") if rollout.rollout_backend == "sglang" else (),
+        log_path=log_path,
+    )
+
+
+def suppressed_ids(config: RunConfig) -> tuple[int, ...]:
+    """Media ids that are never sampled, by the very rule of the native engine."""
+    from relax.backends.native.build import load_processor, load_tokenizer
+    from relax.data.media.processing import MediaProcessor
+
+    folder = Path(config.checkpoint.hf_checkpoint)  # type: ignore[arg-type]
+    return MediaProcessor(load_processor(folder), tokenizer=load_tokenizer(folder)).suppressed_ids
+
+
+def tables(config: RunConfig) -> tuple[str, ...]:
+    """What the actor reads besides `rollout` and `media`: one table for each role that writes one."""
+    names = ["advantages"]
+    if config.uses_kl and "reference" in config.resource:
+        names.append("ref")
+    if config.old_log_probs_role == "actor_fwd":
+        names.append("actor_fwd")
+    return tuple(names)
+
+
+# ---------------------------------------------------------------------- roles
+
+
+def build_bus(config: RunConfig, wiring: Wiring, shared: InProcess | None) -> Bus:
+    if shared is not None:
+        return shared.bus
+    producers = {table: role for table, role in PRODUCERS.items() if table in ("rollout", "media", *tables(config))}
+    return make_bus("transfer_queue", producers, attachment=wiring.bus_attachment)
+
+
+def build_actor(config: RunConfig, wiring: Wiring, rank: int = 0, shared: InProcess | None = None) -> Any:
+    """One training rank. The process group's variables are in the environment when there are several ranks."""
+    from relax.algorithms.options import build_loss
+    from relax.components.actor import Actor
+    from relax.distributed.checkpoint_service.publishers import SharedMemoryPublisher
+
+    folder = Path(config.checkpoint.hf_checkpoint)  # type: ignore[arg-type]
+    publisher = None
+    if rank == 0:
+        publisher = SharedMemoryPublisher(wiring.shared_dir, folder, name_map=engine_names(config))
+    return Actor(
+        backend=train_backend(config),
+        loss=build_loss(algorithm_options(config)),
+        model=model_spec(config, trainable=True),
+        optimizer=optimizer_spec(config),
+        settings=batch_settings(config),
+        bus=build_bus(config, wiring, shared),
+        publisher=publisher,
+        clock=shared.clock if shared else RealClock(),
+        deadline_s=STATE_DEADLINE_S,
+        keep_reference=config.uses_kl and "reference" not in config.resource,
+        executor=ThreadPoolExecutor(1, thread_name_prefix="actor"),
+    )
+
+
+def train_backend(config: RunConfig) -> Any:
+    """The backend of this rank, joined to its process group."""
+    import torch
+
+    from relax.backends.fsdp.backend import FsdpBackend
+    from relax.backends.fsdp.distributed import init_distributed
+
+    if not torch.cuda.is_available():
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    ranks = init_distributed(timeout_s=config.cluster.distributed_timeout_minutes * 60)
+    return FsdpBackend(ranks, shared_prefix=config.train.shared_prefix)
+
+
+def engine_names(config: RunConfig) -> Any:
+    """How weight names change on the way to the engine; the native engine takes the trainer's."""
+    if config.rollout.rollout_backend != "sglang":
+        return None
+    from relax.distributed.checkpoint_service.naming import sglang_names
+
+    return sglang_names(Path(config.checkpoint.hf_checkpoint))  # type: ignore[arg-type]
+
+
+def build_forward(role: str, config: RunConfig, wiring: Wiring, shared: InProcess | None = None) -> Any:
+    """The reference or actor_fwd role."""
+    from relax.components.actor_fwd import ForwardRole
+
+    table, column = TABLE_OF_ROLE[role]
+    return ForwardRole(
+        name=role,
+        table=table,
+        column=column,
+        backend=train_backend(config),
+        model=model_spec(config, trainable=False),
+        settings=batch_settings(config),
+        bus=build_bus(config, wiring, shared),
+        clock=shared.clock if shared else RealClock(),
+        deadline_s=STATE_DEADLINE_S,
+        executor=ThreadPoolExecutor(1, thread_name_prefix=role),
+    )
+
+
+def build_advantages(config: RunConfig, wiring: Wiring, shared: InProcess | None = None) -> Any:
+    from relax.components.advantages import Advantages
+
+    return Advantages(
+        bus=build_bus(config, wiring, shared),
+        options=algorithm_options(config),
+        group_size=config.rollout.n_samples_per_prompt,
+        global_batch_size=config.train.global_batch_size,  # type: ignore[arg-type]
+        deadline_s=STATE_DEADLINE_S,
+    )
+
+
+def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = None) -> Any:
+    """The rollout role with everything it owns."""
+    from relax.components.engines import EngineFleet
+    from relax.components.rollout import Rollout, RolloutSettings
+    from relax.core.rollout_parts import Evaluator, Preparer, open_prompts, result_folder
+    from relax.distributed.trace import TraceWriter
+    from relax.engine.filters.dynamic import load_dynamic_filter
+    from relax.engine.rollout.groups import GroupGenerator
+    from relax.engine.rollout.hooks import load_hook
+    from relax.engine.rollout.state import sampling_options
+    from relax.schedule.journal import FileJournal
+
+    clock = shared.clock if shared else RealClock()
+    folder = RunFolder(wiring.run_dir)
+    args = config.flat().with_facts(
+        sglang_router_ip=wiring.router_host, sglang_router_port=wiring.router_port, run_dir=str(wiring.run_dir)
+    )
+    fleet = EngineFleet(shared.engines if shared else http_engines(config, wiring), clock=clock)
+    preparer = Preparer(config)
+    scorer = build_scorer(config, args, clock)
+    hook = load_hook(config.rollout.custom_generate_function_path)
+    options = rollout_options(config)
+    filter_path = config.rollout.dynamic_sampling_filter_path
+    generator = GroupGenerator(
+        args=args,
+        hook=hook,
+        sampling_params=sampling_options(args).params(),
+        options=options,
+        clock=clock,
+        scorer=scorer,
+        dynamic_filter=load_dynamic_filter(filter_path) if filter_path else None,
+        filter_path=filter_path or "",
+        engines=fleet,
+    )
+    evaluator = Evaluator(
+        config,
+        preparer=preparer,
+        args=args,
+        hook=hook,
+        options=options,
+        scorer=scorer,
+        clock=clock,
+        wait_open=generator.wait_open,
+    )
+
+    async def close() -> None:
+        await scorer.close()
+        preparer.close()
+        await fleet.close()
+
+    return Rollout(
+        dataset=open_prompts(config),
+        prepare=preparer.prepare,
+        generator=generator,
+        engines=fleet,
+        bus=build_bus(config, wiring, shared),
+        trace=TraceWriter(folder.trace),
+        journal=FileJournal(folder.journal, "rollout", incarnation=wiring.incarnation),
+        clock=clock,
+        settings=RolloutSettings(
+            n_samples_per_prompt=config.rollout.n_samples_per_prompt,
+            reward_key=config.reward.reward_key,
+            result_dir=result_folder(config, folder),
+        ),
+        evaluate=evaluator.run if config.eval_datasets else None,
+        close=close,
+        executor=ThreadPoolExecutor(1, thread_name_prefix="rollout"),
+    )
+
+
+def rollout_options(config: RunConfig) -> Any:
+    from relax.engine.rollout.attempts import GenerationOptions
+
+    rollout = config.rollout
+    return GenerationOptions(
+        seed=rollout.rollout_seed,
+        max_response_len=rollout.rollout_max_response_len,
+        max_running_samples=max(1, (rollout.sglang_server_concurrency or 1) * max(1, config.num_engines)),
+        call_timeout_s=rollout.generate_timeout_s,
+        on_failure=rollout.rollout_failure_policy,  # type: ignore[arg-type]
+        partial_rollout=rollout.partial_rollout,
+    )
+
+
+def build_scorer(config: RunConfig, args: Any, clock: Clock) -> Any:
+    from relax.engine.rewards.score import RewardScorer
+
+    reward = config.reward
+    return RewardScorer(
+        rm_type=reward.rm_type,
+        custom_rm_path=reward.custom_rm_path,
+        group_rm=reward.group_rm,
+        reward_key=reward.reward_key,
+        rm_url=reward.rm_url,
+        args=args,
+        max_concurrency=reward.reward_max_concurrency,
+        num_workers=min(reward.reward_num_workers, max(1, (os.cpu_count() or 1))),
+        timeout_s=reward.reward_timeout_s,
+        clock=clock,
+    )
+
+
+def http_engines(config: RunConfig, wiring: Wiring) -> dict[str, EngineClient]:
+    from relax.backends.engine_client import HttpEngineClient
+
+    return {
+        name: HttpEngineClient(
+            url, timeout_s=config.rollout.rollout_http_timeout, log_path=wiring.engine_logs.get(name)
+        )
+        for name, url in wiring.engine_urls.items()
+    }

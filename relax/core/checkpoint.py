@@ -1,0 +1,94 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""Checkpoints of a whole run: `iter_XXXXXXX/` beside the tracker `latest_checkpointed_iteration.txt`.
+
+A checkpoint is written aside, synced, renamed, and only then named by the tracker, so a crash at any moment leaves the
+old one whole. `run_state.json` holds what the controller needs: how many rollouts are contained, how many prompts
+were drawn, and which admitted groups are not contained; a resume admits those again under the same ids.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from relax.components.messages import GroupOrder
+from relax.utils.errors import ConfigError
+
+TRACKER = "latest_checkpointed_iteration.txt"
+STATE = "run_state.json"
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The controller's part of a checkpoint that contains rollouts 0 .. rollout_id."""
+
+    rollout_id: int
+    next_group: int
+    prompts_drawn: int
+    open_groups: tuple[GroupOrder, ...]  # admitted, not contained
+    dataset_digest: str
+    digest: str  # chained digest of all trained groups
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict) -> RunState:
+        groups = tuple(GroupOrder(**order) for order in data["open_groups"])
+        return cls(**{**data, "open_groups": groups})
+
+
+def iteration_folder(root: Path, rollout_id: int) -> Path:
+    return root / f"iter_{rollout_id:07d}"
+
+
+def latest_checkpoint(root: Path) -> tuple[Path, RunState] | None:
+    """The checkpoint that the tracker names, or None without a tracker. Raises ConfigError when it is not whole."""
+    tracker = root / TRACKER
+    if not tracker.exists():
+        return None
+    text = tracker.read_text().strip()
+    if not text.isdecimal():
+        raise ConfigError(f"--load {root}: {TRACKER} holds {text!r}, expected the number of a rollout")
+    folder = iteration_folder(root, int(text))
+    if not (folder / STATE).exists():
+        raise ConfigError(f"--load {root}: {TRACKER} names {folder.name}, which has no {STATE}; was it moved?")
+    return folder, RunState.from_json(json.loads((folder / STATE).read_text()))
+
+
+async def write_checkpoint(root: Path, state: RunState, save_model: Callable[[str], Awaitable[None]]) -> Path:
+    """Write one checkpoint: model and optimizer by `save_model(folder)`, then the state, then the tracker."""
+    root.mkdir(parents=True, exist_ok=True)
+    final = iteration_folder(root, state.rollout_id)
+    aside = root / f".{final.name}.partial"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    await save_model(str(aside / "model"))
+    write_synced(aside / STATE, json.dumps(state.to_json(), indent=1))
+    if final.exists():  # a resumed run reaches the same rollout again
+        shutil.rmtree(final)
+    os.rename(aside, final)
+    _sync_folder(root)
+    write_synced(root / f".{TRACKER}", str(state.rollout_id))
+    os.rename(root / f".{TRACKER}", root / TRACKER)
+    _sync_folder(root)
+    return final
+
+
+def write_synced(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,274 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""One run from configuration to exit code: folder, roles, loop, shutdown on every path."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from relax.components.messages import Roles
+from relax.config.run import RunConfig
+from relax.core.build import algorithm_options, tables
+from relax.core.checkpoint import RunState, latest_checkpoint
+from relax.core.prompt_order import PromptOrder
+from relax.core.run_folder import RunFolder, choose_folder, new_run_id, write_description
+from relax.core.step_metrics import StepMetrics
+from relax.core.training_loop import LoopSettings, TrainingLoop
+from relax.schedule import events as ev
+from relax.schedule.clock import Clock, RealClock
+from relax.schedule.journal import FLUSH_INTERVAL_S, FileJournal, Journal
+from relax.schedule.scheduler import GateSettings, Scheduler
+from relax.utils.console import Progress
+from relax.utils.errors import ConfigError, RelaxError
+from relax.utils.lock import RunLock
+from relax.utils.metrics import BackgroundSink, JsonlSink, Sink, TensorBoardSink, WandbSink
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Deployment(Protocol):
+    """Where the roles live: in this process, or as workers of a Ray cluster."""
+
+    async def start(self) -> Roles: ...
+
+    async def stop(self) -> None: ...
+
+
+class Stopped(Exception):
+    """A signal asked the run to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.exit_code = 128 + number
+
+
+def run_training(config: RunConfig) -> int:
+    """Run and return the process's exit code. Errors keep their own traceback in the log and on stderr."""
+    run_id = new_run_id()
+    folder = choose_folder(config, run_id)
+    with RunLock(folder.root), logging_to(folder.log("controller")):
+        write_description(folder, config, run_id)
+        print(f"run folder: {folder.root}", flush=True)
+        try:
+            asyncio.run(_run_until_signal(config, folder, run_id))
+        except Stopped as stop:
+            print(f"{stop}; the last checkpoint stays", file=sys.stderr)
+            return stop.exit_code
+        except RelaxError as error:
+            logger.exception("run failed")
+            if error.exit_code in (1, 3, 5):
+                traceback.print_exception(error)
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            print(f"logs: {folder.logs}", file=sys.stderr)
+            return error.exit_code
+        return 0
+
+
+async def _run_until_signal(config: RunConfig, folder: RunFolder, run_id: str) -> None:
+    """Run as a task that a signal cancels, so that every path goes through the same shutdown."""
+    task = asyncio.create_task(run_once(config, folder, run_id))
+    received: list[int] = []
+    loop = asyncio.get_running_loop()
+
+    def stop(number: int) -> None:
+        if not received:  # a second signal must not cut the shutdown short
+            received.append(number)
+            task.cancel()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if received:
+            raise Stopped(received[0]) from None
+        raise
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def run_once(config: RunConfig, folder: RunFolder, run_id: str) -> None:
+    """Deploy the roles, train, and take everything down again, whatever happens in between."""
+    clock = RealClock()
+    shared_dir = Path("/dev/shm" if Path("/dev/shm").is_dir() else folder.root) / f"relax-{run_id}"
+    journal = FileJournal(folder.journal, "driver")
+    deployment = deploy(config, folder.root, shared_dir)
+    flusher = asyncio.create_task(_flush(journal, clock))
+    reason = "failed"
+    metrics: StepMetrics | None = None
+    try:
+        roles = await deployment.start()
+        loop = await make_loop(config, folder, roles, journal, clock, run_id)
+        metrics = loop.metrics
+        await loop.run()
+        reason = "finished"
+    except asyncio.CancelledError:
+        reason = "stopped"
+        raise
+    finally:
+        flusher.cancel()
+        journal.append(ev.Ended(reason))
+        journal.close()
+        if metrics is not None:
+            await asyncio.to_thread(metrics.close)
+        try:
+            await deployment.stop()
+        finally:
+            shutil.rmtree(shared_dir, ignore_errors=True)
+
+
+def deploy(config: RunConfig, run_dir: Path, shared_dir: Path) -> Deployment:
+    if config.cluster.inline:
+        from relax.core.inline import InlineDeployment
+
+        return InlineDeployment(config, run_dir, shared_dir)
+    from relax.core.deploy import RayDeployment
+
+    return RayDeployment(config, run_dir, shared_dir)
+
+
+async def make_loop(
+    config: RunConfig, folder: RunFolder, roles: Roles, journal: Journal, clock: Clock, run_id: str
+) -> TrainingLoop:
+    """The loop with its scheduler, either fresh or at the checkpoint that `--load` names."""
+    rows, digest = await roles.rollout.dataset()
+    num_rollouts = config.num_rollouts(rows)
+    scheduler = Scheduler(gate_settings(config, num_rollouts))
+    order = PromptOrder(rows, seed=config.rollout.rollout_seed, shuffle=config.rollout.rollout_shuffle)
+    progress = Progress(num_rollouts, now=clock.now)
+    metrics = StepMetrics(
+        make_sinks(config, folder),
+        clock,
+        on_step=progress.step,
+        on_eval=lambda version, values: progress.message(eval_text(version, values)),
+    )
+    loop = TrainingLoop(
+        roles, scheduler, journal, order, loop_settings(config, folder), clock, metrics, dataset_digest=digest
+    )
+    loop.decide(
+        ev.RunStarted(
+            run_id,
+            config.mode,
+            scheduler.settings.rollout_batch_size,
+            scheduler.settings.max_staleness,
+            num_rollouts,
+        )
+    )
+    await resume(loop, config)
+    return loop
+
+
+async def resume(loop: TrainingLoop, config: RunConfig) -> None:
+    """Go on at the checkpoint below `--load`; without a tracker there, start fresh."""
+    found = latest_checkpoint(Path(config.checkpoint.load)) if config.checkpoint.load else None
+    if found is None:
+        return
+    folder, state = found
+    check_dataset(state, loop.dataset_digest)
+    await loop.roles.actor.load(str(folder / "model"))
+    loop.order.drawn = state.prompts_drawn
+    loop.order.again(state.open_groups)
+    loop.digest = state.digest
+    loop.decide(ev.Resumed(state.rollout_id, state.next_group, tuple(g.group for g in state.open_groups)))
+    print(f"resumed from {folder}: {state.rollout_id + 1} rollouts are contained", flush=True)
+
+
+def check_dataset(state: RunState, digest: str) -> None:
+    if state.dataset_digest != digest:
+        raise ConfigError(
+            f"--load: the checkpoint was reading a data set with digest {state.dataset_digest}, --prompt-data now has "
+            f"{digest}: content, order or slice has changed. Give the same data, or start a new run with --ref-load"
+        )
+
+
+def gate_settings(config: RunConfig, num_rollouts: int) -> GateSettings:
+    return GateSettings(
+        rollout_batch_size=config.rollout.rollout_batch_size,  # type: ignore[arg-type]
+        max_staleness=config.cluster.max_staleness,
+        num_rollouts=num_rollouts,
+        surplus=config.over_sampling_surplus,
+        stale_policy=config.cluster.stale_token_policy,
+    )
+
+
+def loop_settings(config: RunConfig, folder: RunFolder) -> LoopSettings:
+    algorithm_options(config)  # refuses a combination that the loss would refuse, before anything is loaded
+    return LoopSettings(
+        mode=config.mode,
+        tables=tables(config),
+        update_weights_interval=config.cluster.update_weights_interval,
+        ref_update_interval=config.algorithm.ref_update_interval,
+        actor_scores_reference=config.uses_kl and "reference" not in config.resource,
+        actor_scores_old=config.old_log_probs_role == "actor",
+        eval_interval=config.eval.eval_interval,
+        eval_before_train=not config.eval.skip_eval_before_train,
+        save_dir=folder.root if config.checkpoint.save else None,
+        save_interval=config.checkpoint.save_interval,
+        save_hf=config.checkpoint.save_hf,
+    )
+
+
+def make_sinks(config: RunConfig, folder: RunFolder) -> list[Sink]:
+    """Where metrics go; each in a thread of its own, so that none can hold up training."""
+    section = config.logging
+    sinks: list[Sink] = [BackgroundSink(JsonlSink(folder.metrics / "metrics.jsonl"), name="jsonl")]
+    if section.use_tensorboard:
+        root = Path(section.tb_project_name) if section.tb_project_name else folder.tensorboard
+        name = section.tb_experiment_name
+        sinks.append(BackgroundSink(TensorBoardSink(root / name if name else root), name="tensorboard"))
+    if section.use_wandb:
+        sink = WandbSink(
+            project=section.wandb_project or "relax",
+            name=config.cluster.run_name,
+            folder=Path(section.wandb_dir) if section.wandb_dir else folder.root,
+            config=config.values(),
+        )
+        sinks.append(BackgroundSink(sink, name="wandb"))
+    return sinks
+
+
+def eval_text(version: int, values: dict[str, float]) -> str:
+    shown = [f"{name.removeprefix('eval/')} {value:.3f}" for name, value in values.items() if name.endswith("/mean")]
+    return f"evaluation of version {version}: {', '.join(shown)}"
+
+
+async def _flush(journal: Journal, clock: Clock) -> None:
+    while True:
+        await clock.sleep(FLUSH_INTERVAL_S)
+        journal.flush()
+
+
+@contextlib.contextmanager
+def logging_to(path: Path) -> Iterator[None]:
+    """Send this process's log to a file of the run folder, warnings to stderr as well."""
+    root = logging.getLogger()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handlers: list[logging.Handler] = [logging.FileHandler(path), logging.StreamHandler(sys.stderr)]
+    handlers[1].setLevel(logging.WARNING)
+    form = logging.Formatter("%(asctime)s %(levelname).1s %(name)s %(message)s")
+    before = root.level
+    for handler in handlers:
+        handler.setFormatter(form)
+        root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.setLevel(before)
+        for handler in handlers:
+            root.removeHandler(handler)
+            handler.close()
+
+
+__all__ = ["Deployment", "Stopped", "run_once", "run_training"]

@@ -1,0 +1,78 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""All roles in one process: an in-memory bus, the engine as an ASGI application, no Ray and no sockets.
+
+The harness of tests and of machines without Ray. Roles, loop, journal and trace are the product's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from relax.components.messages import PRODUCERS, Roles
+from relax.config.run import RunConfig
+from relax.core.build import (
+    InProcess,
+    Wiring,
+    build_actor,
+    build_advantages,
+    build_forward,
+    build_rollout,
+    engine_config,
+    tables,
+)
+from relax.distributed.bus.local import LocalBus
+from relax.schedule.clock import RealClock
+from relax.utils.errors import ConfigError
+
+INLINE_HOST, INLINE_PORT = "inline.invalid", 80
+
+
+class InlineDeployment:
+    """One engine, one training rank, everything on one event loop and a few threads."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, shared_dir: Path) -> None:
+        if config.rollout.rollout_backend != "native":
+            raise ConfigError("--inline runs the native engine in this process: use --rollout-backend native")
+        if config.data_parallel_size != 1 or config.num_engines != 1:
+            raise ConfigError('--inline has one actor rank and one engine: use {"actor": [1, 1], "rollout": [1, 1]}')
+        self._config = config
+        self._wiring = Wiring(run_dir, shared_dir, router_host=INLINE_HOST, router_port=INLINE_PORT)
+        self._roles: list[Any] = []
+        self._app: Any = None
+
+    async def start(self) -> Roles:
+        from relax.backends.engine_client import AsgiEngineClient
+        from relax.backends.native.build import EngineSettings, build_app
+        from relax.utils.http_utils import register_local
+
+        config, wiring = self._config, self._wiring
+        self._app = await asyncio.to_thread(build_app, EngineSettings.from_config(engine_config(config)))
+        client = AsgiEngineClient(self._app)
+        producers = {t: r for t, r in PRODUCERS.items() if t in ("rollout", "media", *tables(config))}
+        shared = InProcess(LocalBus(producers), {"engine-0": client}, RealClock())
+        register_local(f"http://{INLINE_HOST}:{INLINE_PORT}", client)
+        rollout = build_rollout(config, wiring, shared)
+        actor = build_actor(config, wiring, shared=shared)
+        advantages = build_advantages(config, wiring, shared)
+        self._roles = [rollout, actor, advantages]
+        forward = {}
+        for role in ("reference", "actor_fwd"):
+            if role in config.resource:
+                forward[role] = build_forward(role, config, wiring, shared)
+                self._roles.append(forward[role])
+        await rollout.start()
+        info = await actor.start()
+        for role in forward.values():
+            await role.start()
+        engine = await client.info()
+        return Roles(rollout, actor, advantages, **forward, facts={"actor": info, "engines": {"engine-0": engine}})
+
+    async def stop(self) -> None:
+        from relax.utils.http_utils import unregister_local
+
+        for role in self._roles:
+            await role.stop()
+        self._roles = []
+        unregister_local(f"http://{INLINE_HOST}:{INLINE_PORT}")

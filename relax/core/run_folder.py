@@ -1,0 +1,77 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""Layout of a run's folder: `--save` when given, else `runs/{name}-{utc}-{run_id}`.
+
+config.json  manifest.json  journal/  trace/  rollout_result/{train,eval}/  metrics/  tensorboard/
+iter_XXXXXXX/  latest_checkpointed_iteration.txt  logs/{role}-{incarnation}.log
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import time
+import uuid
+from importlib import metadata
+from pathlib import Path
+
+from relax.config.run import RunConfig
+from relax.utils.jsonl import dumps
+
+PACKAGES = ("torch", "transformers", "ray", "TransferQueue", "sglang-router", "safetensors", "numpy")
+
+
+class RunFolder:
+    """Paths below one run folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self.journal, self.trace = self.root / "journal", self.root / "trace"
+        self.metrics, self.tensorboard, self.logs = (
+            self.root / "metrics",
+            self.root / "tensorboard",
+            self.root / "logs",
+        )
+
+    def create(self) -> None:
+        for path in (self.root, self.journal, self.trace, self.metrics, self.logs):
+            path.mkdir(parents=True, exist_ok=True)
+
+    def log(self, name: str, incarnation: int = 0) -> Path:
+        return self.logs / f"{name}-{incarnation}.log"
+
+
+def new_run_id() -> str:
+    return uuid.uuid4().hex[:8]
+
+
+def choose_folder(config: RunConfig, run_id: str) -> RunFolder:
+    """The folder of this run; it is created, not locked."""
+    if config.checkpoint.save:
+        folder = RunFolder(Path(config.checkpoint.save))
+    else:
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        folder = RunFolder(Path("runs") / f"{config.cluster.run_name or 'run'}-{stamp}-{run_id}")
+    folder.create()
+    return folder
+
+
+def write_description(folder: RunFolder, config: RunConfig, run_id: str, **facts: object) -> None:
+    """`config.json` (every value and where it came from) and `manifest.json` (versions of what computes)."""
+    values = {name: {"value": value, "origin": config.origin(name)} for name, value in sorted(config.values().items())}
+    (folder.root / "config.json").write_text(dumps(values) + "\n")
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "absent"
+    manifest = {
+        "run_id": run_id,
+        "argv": sys.argv,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "versions": versions,
+        **facts,
+    }
+    (folder.root / "manifest.json").write_text(json.dumps(manifest, indent=1, default=str) + "\n")

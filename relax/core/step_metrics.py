@@ -1,0 +1,118 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""From the roles' reports to the declared metrics of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from relax.algorithms.reduce import effective_sample_fraction
+from relax.components.messages import AdvantageReport, EvalReport, ReleaseReport, RolloutReport, TrainReport
+from relax.schedule.clock import Clock
+from relax.schedule.scheduler import Scheduler
+from relax.utils.metrics import Metrics, Sink
+
+OnStep = Callable[[int, dict[str, float]], None]
+
+# What a loss reports, and the objective terms: their value is the sum over the step divided by its divisor.
+OBJECTIVE = ("loss", "policy_loss", "kl_loss", "entropy_loss")
+
+
+class StepMetrics:
+    """Collects one step's numbers and flushes them; what was not measured is absent."""
+
+    def __init__(
+        self, sinks: Sequence[Sink], clock: Clock, on_step: OnStep | None = None, on_eval: OnStep | None = None
+    ) -> None:
+        self._sinks, self._clock, self._on_step = tuple(sinks), clock, on_step
+        self._metrics, self._evaluations = Metrics(sinks), Metrics(sinks)
+        self._on_eval = on_eval
+        self._ended = clock.now()
+        self._sampled = 0
+        self._trained_tokens = 0.0
+        self.engine_difference_max: float | None = None
+        self.num_steps = 0
+
+    def rollout_report(self, report: RolloutReport) -> None:
+        self._sampled += report.sampled_tokens
+        for _, reason in report.dropped:
+            self.dropped(reason)
+        failed = sum(report.failures.values())
+        if failed:
+            self._metrics.count("rollout/failed_samples", failed)
+
+    def dropped(self, reason: str) -> None:
+        self._metrics.count("rollout/dropped_groups")
+        self._metrics.count(f"rollout/dropped_groups/{reason}")
+
+    def start_step(self, waited_s: float) -> None:
+        self._metrics.gauge("perf/wait_s/actor", waited_s)
+
+    def trained(self, release: ReleaseReport, advantages: AdvantageReport, report: TrainReport) -> None:
+        metrics = self._metrics
+        for source in (release.metrics, advantages.metrics):
+            for name, (total, count) in source.items():
+                metrics.mean(name, total, count)
+        for name, value in release.maxima.items():
+            metrics.maximum(name, value)
+        metrics.count("rollout/trained_groups", len(release.groups))
+        divisor = sum(advantages.divisors)
+        for name, (total, count) in report.metrics.items():
+            metrics.mean(f"train/{name}", total, divisor if name in OBJECTIVE else count)
+        self._importance(report)
+        for name, value in report.gauges.items():
+            metrics.gauge(f"train/{name}", value)
+        self._trained_tokens = report.metrics.get("ratio", (0.0, 0.0))[1]
+        metrics.count("train/trained_tokens", self._trained_tokens)
+        if "forward_backward" in report.seconds:
+            metrics.gauge("perf/forward_backward_s", report.seconds["forward_backward"])
+        if "data_wait" in report.seconds:
+            metrics.gauge("perf/wait_s/actor_data", report.seconds["data_wait"])
+        if report.engine_difference_max is not None:
+            self.engine_difference_max = report.engine_difference_max
+            metrics.maximum("train/engine_log_prob_diff/max", report.engine_difference_max)
+        self.num_steps += report.num_steps
+        metrics.gauge("train/optimizer_steps", self.num_steps)
+
+    def _importance(self, report: TrainReport) -> None:
+        first, second = report.metrics.get("importance"), report.metrics.get("importance_square")
+        if first and second and first[1] and second[1]:
+            fraction = effective_sample_fraction(first[0] / first[1], second[0] / second[1])
+            self._metrics.gauge("train/effective_sample_fraction", fraction)
+
+    def synced(self, seconds: float, stall_s: float) -> None:
+        self._metrics.gauge("perf/weight_sync_s", seconds)
+        self._metrics.gauge("perf/generation_stall_s", stall_s)
+
+    def saved(self, seconds: float) -> None:
+        self._metrics.gauge("perf/checkpoint_s", seconds)
+
+    def evaluated(self, report: EvalReport) -> None:
+        """An evaluation is a line of its own; its step is the number of rollouts in the weights that it saw."""
+        metrics = self._evaluations
+        for name, value in report.metrics.items():
+            metrics.mean(name, value, 1.0)
+        metrics.gauge("eval/weight_version", report.version)
+        metrics.gauge("perf/eval_s", report.seconds)
+        values = metrics.flush(report.version)
+        if self._on_eval is not None:
+            self._on_eval(report.version, values)
+
+    def finish_step(self, rollout_id: int, scheduler: Scheduler) -> None:
+        now = self._clock.now()
+        seconds, self._ended = now - self._ended, now
+        metrics = self._metrics
+        metrics.gauge("perf/step_s", seconds)
+        metrics.gauge("perf/open_groups", len(scheduler.open))
+        metrics.gauge("train/weight_version", scheduler.published)
+        metrics.count("rollout/sampled_tokens", self._sampled)
+        if seconds > 0:
+            metrics.gauge("perf/sampled_tokens_per_s", self._sampled / seconds)
+            metrics.gauge("perf/trained_tokens_per_s", self._trained_tokens / seconds)
+        self._sampled = 0
+        values = metrics.flush(rollout_id)
+        if self._on_step is not None:
+            self._on_step(rollout_id, values)
+
+    def close(self) -> None:
+        """Close the sinks; they write what they hold."""
+        self._metrics.close()

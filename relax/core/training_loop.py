@@ -1,0 +1,355 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""The loop of every mode. What differs between modes is who shares cards and what the gate admits.
+
+    loop      does                                        waits for                     woken by
+    admit     opens groups while the gate has room        a free slot                   a drop, an install
+    collect   applies what ended, binds rollouts          enough accepted groups        the rollout role's report
+    train     bound rollout -> weights in every engine    the next bound rollout        collect
+
+The journal gets every decision before it takes effect; the scheduler changes by journalled events alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from relax.components.messages import (
+    EngineStatus,
+    EvalReport,
+    GroupOrder,
+    ReleasedGroup,
+    ReleaseReport,
+    Roles,
+    RolloutReport,
+    TrainReport,
+    TrainTask,
+    partition_of,
+)
+from relax.core.checkpoint import RunState, write_checkpoint
+from relax.core.prompt_order import PromptOrder
+from relax.core.step_metrics import StepMetrics
+from relax.distributed.checkpoint_service.base import WeightManifest
+from relax.schedule import events as ev
+from relax.schedule.clock import Clock
+from relax.schedule.journal import Journal
+from relax.schedule.scheduler import Scheduler
+from relax.utils.errors import EngineLost, InfrastructureError, WeightSyncError
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 60.0  # one long poll of the rollout role
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """What the loop does besides generating and training. Intervals count rollouts."""
+
+    mode: str  # "colocate" | "fully_async"
+    tables: tuple[str, ...]  # of the actor's reads, besides rollout and media
+    update_weights_interval: int = 1
+    ref_update_interval: int | None = None
+    actor_scores_reference: bool = False
+    actor_scores_old: bool = False
+    measure_difference: bool = True  # of engine and trainer log-probs, before the very first step
+    eval_interval: int | None = None
+    eval_before_train: bool = True
+    save_dir: Path | None = None
+    save_interval: int | None = None
+    save_hf: str | None = None  # path with {rollout_id}, written with each checkpoint and at the end
+    rollout_deadline_s: float = 1800.0  # without any group ending, the run is stuck
+
+
+@dataclass
+class TrainingLoop:
+    """Owns scheduler and journal; talks to the roles by their handles."""
+
+    roles: Roles
+    scheduler: Scheduler
+    journal: Journal
+    order: PromptOrder
+    settings: LoopSettings
+    clock: Clock
+    metrics: StepMetrics
+    dataset_digest: str = ""
+    digest: str = ""  # chained over all trained groups
+    on_step: Callable[[int], Awaitable[None]] | None = None
+    _orders: dict[int, GroupOrder] = field(default_factory=dict)  # admitted and not yet contained
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _bound: asyncio.Queue[ReleaseReport] = field(default_factory=asyncio.Queue)
+    _eval: asyncio.Task[None] | None = None
+    _last_saved: int = -1
+
+    async def run(self) -> None:
+        """Train until the scheduler is finished. The first failure cancels the other loops and is raised as it is."""
+        await self._first_version()
+        try:
+            async with asyncio.TaskGroup() as loops:
+                for loop in (self._admit, self._collect, self._train):
+                    loops.create_task(loop(), name=f"controller.{loop.__name__.strip('_')}")
+        except BaseExceptionGroup as group:
+            raise first_error(group) from None
+        finally:
+            if self._eval is not None:
+                self._eval.cancel()
+                await asyncio.gather(self._eval, return_exceptions=True)
+
+    def decide(self, event: ev.Event) -> None:
+        """Journal first, then effect."""
+        self.journal.append(event)
+        self.scheduler.apply(event)
+
+    # ------------------------------------------------------------------ loops
+
+    async def _admit(self) -> None:
+        while self.scheduler.next_rollout < self.scheduler.settings.num_rollouts:
+            orders = self._new_orders()
+            if orders:
+                await self.roles.rollout.admit(tuple(orders))
+            async with self._changed:
+                await self._changed.wait_for(
+                    lambda: (
+                        self.scheduler.admissible() > 0
+                        or self.scheduler.next_rollout >= self.scheduler.settings.num_rollouts
+                    )
+                )
+
+    def _new_orders(self) -> list[GroupOrder]:
+        orders = []
+        while self.scheduler.admissible():
+            order = self.order.next_again()
+            if order is None:
+                epoch, row = self.order.next_fresh()
+                event = self.scheduler.admit(epoch, row)
+                order = GroupOrder(event.group, epoch, row)
+            else:
+                event = self.scheduler.admit_again(order.group, order.epoch, order.row)
+            self.decide(event)
+            self._orders[order.group] = order
+            orders.append(order)
+        return orders
+
+    async def _collect(self) -> None:
+        last_progress = self.clock.now()
+        while self.scheduler.next_rollout < self.scheduler.settings.num_rollouts:
+            need = max(1, self.scheduler.needed())
+            report = await self.roles.rollout.report(need, PATIENCE_S)
+            now = self.clock.now()
+            if report.accepted or report.dropped:
+                last_progress = now
+            elif not self._waiting_for_rollout():
+                last_progress = now  # the gate is closed: generation waits for training, not the reverse
+            elif now - last_progress > self.settings.rollout_deadline_s:
+                raise InfrastructureError(
+                    f"no group ended for {now - last_progress:.0f} s while rollout {self.scheduler.next_rollout} "
+                    f"needs {need} more; {len(self.scheduler.open)} groups are open: see the engines' logs"
+                )
+            await self._apply(report)
+        await self._abandon()
+
+    def _waiting_for_rollout(self) -> bool:
+        return any(group.state.value == "admitted" for group in self.scheduler.open.values())
+
+    async def _apply(self, report: RolloutReport) -> None:
+        self.metrics.rollout_report(report)
+        for group, reason in report.dropped:
+            if group in self.scheduler.open:
+                self.decide(ev.Dropped(group, reason))
+                self._orders.pop(group, None)
+        for accepted in report.accepted:
+            if accepted.group in self.scheduler.open:
+                self.decide(ev.Accepted(accepted.group, accepted.oldest, accepted.newest))
+        await self._abandon()
+        while (event := self.scheduler.bind()) is not None:
+            self.decide(event)
+            release = await self.roles.rollout.release(event.rollout_id, event.groups)
+            await self._bound.put(release)
+            await self._abandon()
+        await self._notify()
+
+    async def _abandon(self) -> None:
+        """Drop what no later rollout may train; its prompts are drawn again unless the run has enough."""
+        drops = self.scheduler.unusable()
+        for event in drops:
+            self.decide(event)
+            self.metrics.dropped(event.reason)
+            self._orders.pop(event.group, None)
+        if drops:
+            await self.roles.rollout.abandon(tuple(event.group for event in drops))
+
+    async def _train(self) -> None:
+        while not self.scheduler.finished:
+            rollout_id = self.scheduler.stepped
+            waited = self.clock.now()
+            release = await self._bound.get()
+            self.metrics.start_step(self.clock.now() - waited)
+            await self._train_one(rollout_id, release)
+            if self._is_due(rollout_id, self.settings.update_weights_interval) or self._is_last(rollout_id):
+                await self._publish(rollout_id + 1)
+            await self._save_if_due(rollout_id)
+            await self._evaluate_if_due(rollout_id)
+            self.metrics.finish_step(rollout_id, self.scheduler)
+            if self.on_step is not None:
+                await self.on_step(rollout_id)
+        if self._eval is not None:
+            await self._eval
+
+    async def _train_one(self, rollout_id: int, release: ReleaseReport) -> None:
+        if self.settings.mode == "colocate":
+            await self.roles.rollout.offload()
+            await self.roles.actor.onload()
+        self.decide(ev.Taken(rollout_id, 0))
+        groups = release.groups
+        forwards = [role.score(rollout_id, groups) for role in (self.roles.reference, self.roles.actor_fwd) if role]
+        advantages, *_ = await asyncio.gather(
+            self.roles.advantages.compute(rollout_id, tuple(g.group for g in groups)), *forwards
+        )
+        started = self.clock.now()
+        task = TrainTask(
+            rollout_id=rollout_id,
+            groups=groups,
+            tables=self.settings.tables,
+            divisors=advantages.divisors,
+            score_reference=self.settings.actor_scores_reference,
+            score_old=self.settings.actor_scores_old,
+            measure_difference=self.settings.measure_difference and rollout_id == 0,
+        )
+        report: TrainReport = await self.roles.actor.train(task)
+        self.digest = chain_digest(self.digest, groups)
+        self.decide(ev.Stepped(rollout_id, self.digest))
+        for group in groups:
+            self._orders.pop(group.group, None)
+        self.journal.append(ev.Timing("train", rollout_id, started, self.clock.now() - started))
+        self.metrics.trained(release, advantages, report)
+        await self.roles.rollout.drop(partition_of(rollout_id))
+
+    # ------------------------------------------------------------------ weights
+
+    async def _first_version(self) -> None:
+        """Engines start with whatever they loaded; nothing is sampled before they hold the trainer's weights."""
+        version = self.scheduler.stepped
+        manifest = await self.roles.actor.publish(version)
+        self.decide(ev.Published(version))
+        for status in self._usable(await self.roles.rollout.install(manifest)):
+            self.decide(ev.EngineJoined(status.engine, version))
+        if self.roles.actor_fwd is not None and version > 0:
+            await self.roles.actor_fwd.load_version(manifest)
+        if self.settings.mode == "colocate":
+            await self.roles.actor.offload()
+        if self.settings.eval_interval and self.settings.eval_before_train and version == 0:
+            await self._start_eval(-1, version)
+
+    async def _publish(self, version: int) -> None:
+        if self._eval is not None:
+            await self._eval  # an evaluation pins its version
+            self._eval = None
+        started = self.clock.now()
+        manifest = await self.roles.actor.publish(version)
+        self.decide(ev.Published(version))
+        shared = self.settings.mode == "colocate"
+        if self.roles.actor_fwd is not None:
+            await self.roles.actor_fwd.load_version(manifest)
+        interval = self.settings.ref_update_interval
+        if interval and version % interval == 0:
+            await self._refresh_reference(manifest)
+        if shared:
+            await self.roles.actor.offload()
+            await self.roles.rollout.onload(("weights",))
+        statuses = await self.roles.rollout.install(manifest)
+        if shared:
+            await self.roles.rollout.onload(("kv_cache",))
+        for status in self._usable(statuses):
+            self.decide(ev.Installed(status.engine, version))
+        self.metrics.synced(self.clock.now() - started, max((s.stall_s for s in statuses), default=0.0))
+        await self._notify()
+
+    async def _refresh_reference(self, manifest: WeightManifest) -> None:
+        if self.roles.reference is not None:
+            await self.roles.reference.load_version(manifest)
+        elif self.settings.actor_scores_reference:
+            await self.roles.actor.refresh_reference()
+
+    def _usable(self, statuses: tuple[EngineStatus, ...]) -> list[EngineStatus]:
+        """Engines that took the version; one that did not gets no new work from now on."""
+        good = [status for status in statuses if status.ok]
+        for status in statuses:
+            if not status.ok and status.engine in self.scheduler.engines:
+                self.decide(ev.EngineLeft(status.engine, status.error or "weight install failed"))
+        if not good:
+            errors = "; ".join(f"{s.engine}: {s.error}" for s in statuses)
+            if not statuses:
+                raise EngineLost("no engine is left")
+            raise WeightSyncError(f"no engine took version {statuses[0].version}: {errors}")
+        return good
+
+    # ------------------------------------------------------------------ evaluation, checkpoints
+
+    async def _evaluate_if_due(self, rollout_id: int) -> None:
+        if not self.settings.eval_interval:
+            return
+        if self._is_due(rollout_id, self.settings.eval_interval) or self._is_last(rollout_id):
+            if self._eval is not None:
+                await self._eval
+            await self._start_eval(rollout_id, self.scheduler.published)
+
+    async def _start_eval(self, rollout_id: int, version: int) -> None:
+        """Evaluate beside training; roles that share cards take turns, so there it is awaited."""
+
+        async def evaluate() -> None:
+            report: EvalReport = await self.roles.rollout.evaluate(rollout_id + 1, version)
+            self.metrics.evaluated(report)
+
+        self._eval = asyncio.create_task(evaluate(), name=f"controller.eval-{rollout_id}")
+        if self.settings.mode == "colocate":
+            await self._eval
+
+    async def _save_if_due(self, rollout_id: int) -> None:
+        interval, last = self.settings.save_interval, self._is_last(rollout_id)
+        if self.settings.save_dir is not None and (last or (interval and self._is_due(rollout_id, interval))):
+            await self.save(rollout_id)
+        if self.settings.save_hf and (last or (interval and self._is_due(rollout_id, interval))):
+            await self.roles.actor.export_hf(self.settings.save_hf.replace("{rollout_id}", str(rollout_id)))
+
+    async def save(self, rollout_id: int) -> None:
+        """Write a checkpoint that contains rollouts 0 .. rollout_id."""
+        assert self.settings.save_dir is not None
+        started = self.clock.now()
+        state = RunState(
+            rollout_id=rollout_id,
+            next_group=self.scheduler.next_group,
+            prompts_drawn=self.order.drawn,
+            open_groups=tuple(self._orders[number] for number in sorted(self._orders)),
+            dataset_digest=self.dataset_digest,
+            digest=self.digest,
+        )
+        path = await write_checkpoint(self.settings.save_dir, state, self.roles.actor.save)
+        self.decide(ev.Checkpointed(rollout_id, str(path)))
+        self._last_saved = rollout_id
+        self.metrics.saved(self.clock.now() - started)
+        logger.info("checkpoint written rollout=%d path=%s", rollout_id, path)
+
+    def _is_due(self, rollout_id: int, interval: int) -> bool:
+        return (rollout_id + 1) % interval == 0
+
+    def _is_last(self, rollout_id: int) -> bool:
+        return rollout_id + 1 >= self.scheduler.settings.num_rollouts
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def chain_digest(digest: str, groups: tuple[ReleasedGroup, ...]) -> str:
+    """The digest of everything trained so far: one hash over the previous one and this rollout's groups."""
+    text = digest + "".join(f"|{g.group}:{g.digest}" for g in groups)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def first_error(group: BaseExceptionGroup) -> BaseException:
+    """The first leaf of a task group's errors: the one that made the others be cancelled."""
+    first = group.exceptions[0]
+    return first_error(first) if isinstance(first, BaseExceptionGroup) else first
