@@ -46,12 +46,8 @@ _WHY = {
 
 
 def batch_sizes(config: RunConfig) -> Iterator[str]:
-    prompts, per_prompt = config.rollout.rollout_batch_size, config.rollout.n_samples_per_prompt
-    batch, steps, samples = (
-        config.train.global_batch_size,
-        config.train.num_steps_per_rollout,
-        config.samples_per_rollout,
-    )
+    prompts, per_prompt = config.prompts_per_rollout, config.rollout.n_samples_per_prompt
+    batch, steps, samples = config.global_batch_size, config.train.num_steps_per_rollout, config.samples_per_rollout
     product = f"--rollout-batch-size {prompts} x --n-samples-per-prompt {per_prompt} = {samples} samples a round"
     if samples % batch:
         near = _batches_near(samples, per_prompt, batch)
@@ -70,8 +66,8 @@ def batch_sizes(config: RunConfig) -> Iterator[str]:
     if steps != samples // batch:
         made = samples // batch
         yield f"{product} and --global-batch-size {batch} make {made} steps, not --num-steps-per-rollout {steps}"
-    over = config.rollout.over_sampling_batch_size
-    if over < prompts:
+    if config.over_sampling_surplus < 0:
+        over = config.rollout.over_sampling_batch_size
         yield f"--over-sampling-batch-size {over} must be at least --rollout-batch-size {prompts}"
     if per_prompt == 1 and not config.algorithm.disable_rewards_normalization:
         yield (

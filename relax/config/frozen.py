@@ -13,7 +13,7 @@ class FrozenDict(dict[str, Any]):
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError("this mapping is part of the run's configuration and cannot be changed")
 
-    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse  # pyright: ignore
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))

@@ -89,8 +89,7 @@ def _batches(config: RunConfig) -> Iterator[str]:
     filtered = config.rollout.dynamic_sampling_filter_path is not None
     if config.over_sampling_surplus > 0 and not filtered and not config.cluster.fully_async:
         yield "--over-sampling-batch-size without a filter: surplus groups of each round are generated and dropped"
-    groups = config.train.global_batch_size // config.rollout.n_samples_per_prompt  # type: ignore[operator]
-    if groups * config.rollout.n_samples_per_prompt < config.data_parallel_size:
+    if config.global_batch_size < config.data_parallel_size:
         batch = config.train.global_batch_size
         yield f"{config.data_parallel_size} training ranks share {batch} samples: some stay idle"
     reward = config.reward

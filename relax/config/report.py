@@ -33,8 +33,7 @@ def dry_run_report(config: RunConfig, *, rows: int | None = None) -> dict[str, A
 
 def batch_arithmetic(config: RunConfig, *, rows: int | None = None) -> dict[str, Any]:
     """prompts x n -> samples -> optimizer steps -> micro-batches per rank."""
-    batch = config.train.global_batch_size
-    assert batch is not None
+    batch = config.global_batch_size
     rounds = total_rounds(config, rows)
     return {
         "prompts_per_rollout": config.rollout.rollout_batch_size,

@@ -36,7 +36,7 @@ from relax.config.sections import (
     TrainConfig,
 )
 from relax.config.view import HookArgs
-from relax.utils.errors import ConfigError
+from relax.utils.errors import ConfigError, InternalError
 
 FirstRow = Callable[[str], Mapping[str, Any]]  # a data spec -> the columns of its first row
 
@@ -103,30 +103,39 @@ class RunConfig:
         return "fully_async" if self.cluster.fully_async else "colocate"
 
     @property
+    def prompts_per_rollout(self) -> int:
+        """--rollout-batch-size, given or derived."""
+        return resolved(self.rollout.rollout_batch_size)
+
+    @property
+    def global_batch_size(self) -> int:
+        """--global-batch-size, given or derived: samples of one optimizer step."""
+        return resolved(self.train.global_batch_size)
+
+    @property
     def samples_per_rollout(self) -> int:
-        return self.rollout.rollout_batch_size * self.rollout.n_samples_per_prompt  # type: ignore[operator]
+        return self.prompts_per_rollout * self.rollout.n_samples_per_prompt
 
     @property
     def steps_per_rollout(self) -> int:
         """Optimizer steps on the samples of one rollout."""
-        return self.samples_per_rollout // self.train.global_batch_size  # type: ignore[operator]
+        return self.samples_per_rollout // self.global_batch_size
 
     @property
     def over_sampling_surplus(self) -> int:
         """Groups that a round may start beyond the ones it trains on."""
-        return self.rollout.over_sampling_batch_size - self.rollout.rollout_batch_size  # type: ignore[operator]
+        return resolved(self.rollout.over_sampling_batch_size) - self.prompts_per_rollout
 
     @property
     def max_open_groups(self) -> int:
         """Groups that may be admitted and not yet contained in installed weights, or dropped."""
-        prompts = self.rollout.rollout_batch_size
-        return (self.cluster.max_staleness + 1) * prompts + self.over_sampling_surplus  # type: ignore[operator]
+        return (self.cluster.max_staleness + 1) * self.prompts_per_rollout + self.over_sampling_surplus
 
     def num_rollouts(self, rows: int) -> int:
         """Rounds of the run on a data set of `rows` prompts: the smaller of --num-rollout and --num-epoch."""
         limits = [self.rollout.num_rollout] if self.rollout.num_rollout is not None else []
         if self.rollout.num_epoch is not None:
-            limits.append(self.rollout.num_epoch * rows // self.rollout.rollout_batch_size)  # type: ignore[operator]
+            limits.append(self.rollout.num_epoch * rows // self.prompts_per_rollout)
         if min(limits) < 1:
             raise ConfigError(
                 f"--num-epoch {self.rollout.num_epoch} of {rows} rows gives no round of --rollout-batch-size "
@@ -147,7 +156,8 @@ class RunConfig:
 
     @property
     def gpus_per_node(self) -> int:
-        return self.cluster.num_gpus_per_node  # type: ignore[return-value]
+        """Cards of one node, given or derived."""
+        return resolved(self.cluster.num_gpus_per_node)
 
     @property
     def num_engines(self) -> int:
@@ -188,6 +198,13 @@ class RunConfig:
         if self.old_log_probs != "old":
             return None
         return "actor_fwd" if self.cluster.fully_async else "actor"
+
+
+def resolved(value: int | None) -> int:
+    """A number that is there in every checked configuration, because it was given or derived."""
+    if value is None:
+        raise InternalError("a number was neither given nor derived, and the checks let it pass")
+    return value
 
 
 # ---------------------------------------------------------------------- making one
@@ -269,19 +286,15 @@ def default_values() -> Mapping[str, Any]:
 
 def find_columns(given: Given, first_row: FirstRow | None) -> None:
     """Complete what short forms leave to the data: media columns, and in the alias form the others and the reward."""
-    values, origins = given.values, given.origins
-    media = values.get("multimodal_keys")
-    open_media = media is not None and None in media.values()
-    if first_row is None or not values.get("prompt_data") or not (open_media or given.aliases):
-        if open_media:
-            values["multimodal_keys"] = media_columns(media, tuple(media))
-        return
-    row = first_row(values["prompt_data"])
-    columns = tuple(row)
-    if open_media:
-        values["multimodal_keys"] = media_columns(media, columns)
-    if given.aliases:
-        _fill_from_row(values, origins, row)
+    values = given.values
+    media: Mapping[str, str | None] = values.get("multimodal_keys") or {}
+    row = None
+    if first_row is not None and values.get("prompt_data") and (None in media.values() or given.aliases):
+        row = first_row(values["prompt_data"])
+    if None in media.values():
+        values["multimodal_keys"] = media_columns(media, tuple(media if row is None else row))
+    if given.aliases and row is not None:
+        _fill_from_row(values, given.origins, row)
 
 
 def _fill_from_row(values: dict[str, Any], origins: dict[str, str], row: Mapping[str, Any]) -> None:

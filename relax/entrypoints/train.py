@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 
 if __package__ in (
@@ -54,9 +54,20 @@ def start(config: RunConfig) -> int:
     """Run the training. Imports the heavy part."""
     from relax.core.controller import run_training  # pyright: ignore[reportMissingImports]
 
-    for note in config.notes:
+    for note in (*config.notes, *drop_job_address(os.environ)):
         print(f"note: {note}", file=sys.stderr)
     return run_training(config)
+
+
+def drop_job_address(environment: MutableMapping[str, str]) -> Iterator[str]:
+    """Take an `http://` RAY_ADDRESS out of the environment: Ray itself refuses it. Yields what was done."""
+    address = environment.get("RAY_ADDRESS", "")
+    if address.startswith(("http://", "https://")):
+        del environment["RAY_ADDRESS"]
+        yield (
+            f"RAY_ADDRESS={address} is an address for `ray job submit`; this process does not use it and "
+            "joins the Ray of its own node"
+        )
 
 
 if __name__ == "__main__":

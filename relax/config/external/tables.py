@@ -112,7 +112,7 @@ def _add(parser: argparse.ArgumentParser, source: str, prefix: str, flag: str, e
         action=_Collect,
         metavar=source,
         nargs=0 if switch else entry.get("nargs"),
-        type=None if switch else _choice_of(_PARSERS[entry["type"]], entry.get("choices")),
+        type=str if switch else _choice_of(_PARSERS[entry["type"]], entry.get("choices")),
         default=argparse.SUPPRESS,
         help=argparse.SUPPRESS,
     )

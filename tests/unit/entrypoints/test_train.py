@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from relax.entrypoints.train import main
+from relax.entrypoints.train import drop_job_address, main
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "ray", "transformers", "sglang", "megatron", "pyarrow", "aiohttp")
@@ -148,6 +148,16 @@ def test_a_bad_row_ends_with_two_and_its_place(work: Path, capsys: pytest.Captur
     (work / "prompts.jsonl").write_text("{broken\n")
     assert main([*argv(), "--dry-run"]) == 2
     assert "prompts.jsonl:1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("address", "kept"), [("http://127.0.0.1:8265", False), ("127.0.0.1:6379", True), ("auto", True), (None, False)]
+)
+def test_a_job_address_is_not_given_to_ray(address: str | None, kept: bool) -> None:  # C25
+    environment = {} if address is None else {"RAY_ADDRESS": address}
+    notes = list(drop_job_address(environment))
+    assert ("RAY_ADDRESS" in environment) == kept
+    assert [note.split("=")[1].split()[0] for note in notes] == ([address] if address and not kept else [])
 
 
 def test_a_reader_that_stops_early_is_no_error(work: Path) -> None:
