@@ -123,7 +123,10 @@ class Bus(Protocol):
         ...
 
     async def drop(self, partition: str) -> None:
-        """Forget a partition and refuse late writes to it. Dropping an unknown partition is a no-op."""
+        """Forget a partition; late writes to it and waits on it end with `PartitionDropped`.
+
+        Dropping an unknown partition is a no-op.
+        """
         ...
 
     async def close(self) -> None:

@@ -474,7 +474,14 @@ class _ClientThread:
 
         controller, storage = pickle.loads(self._attachment.connection)
         client = AsyncTransferQueueClient(f"relax-{os.getpid()}-{uuid.uuid4().hex[:6]}", controller)
-        client.initialize_storage_manager("SimpleStorage", storage)
+        try:
+            client.initialize_storage_manager("SimpleStorage", storage)
+        except Exception as error:  # its errors have no common type; the caller hears of each as one kind
+            client.close()
+            raise InfrastructureError(
+                f"cannot attach to TransferQueue {self._attachment.incarnation} at {controller.ip}: "
+                f"{type(error).__name__}: {error}; has its owner been restarted?"
+            ) from error
         return client
 
     async def _cancel_work(self) -> None:

@@ -92,7 +92,7 @@ class Coordinator:
         device_id: int = 0,
         metadata: Mapping[str, Any] | None = None,
     ) -> Node:
-        """Add a member; `rank` None takes the smallest free one. A member that registers again is a new incarnation."""
+        """Add a member; `rank` None takes the smallest free one. Registering again starts a new incarnation."""
         if rank is None:
             rank = next(place for place in range(len(self._nodes) + 1) if (role, place) not in self._nodes)
         self._joined += 1

@@ -1,8 +1,8 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """Tensor names as SGLang loads them.
 
-transformers 5 holds the experts of a mixture-of-experts layer fused; SGLang answers "Success" to fused names and leaves
-its experts unchanged, so they are split here. Names and order within a fused tensor follow transformers' own
+transformers 5 holds the experts of a mixture-of-experts layer fused; SGLang answers "Success" to fused names and
+leaves its experts unchanged, so they are split here. Names and order within a fused tensor follow transformers' own
 conversion for the `qwen2_moe` family: expert on dimension 0, then gate above up.
 """
 
