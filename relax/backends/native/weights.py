@@ -209,18 +209,18 @@ def _folder_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _model_names(tensors: Mapping[str, Tensor], layout: WeightLayout) -> dict[str, Tensor]:
-    """Checkpoint names -> the model's: drops the prefix `thinker.`, fuses per-expert matrices."""
+    """Checkpoint names -> the model's own, with per-expert matrices fused."""
     known = layout.shapes
     out: dict[str, Tensor] = {}
     experts: dict[str, dict[str, dict[int, Tensor]]] = {}
     for name, tensor in tensors.items():
-        short = name.removeprefix("thinker.") if name not in known else name
-        match = _EXPERT.match(short)
-        if short in known or match is None:
-            out[short] = tensor
+        match = _EXPERT.match(name)
+        if name in known or match is None:
+            out[_model_name(name, known)] = tensor
         else:
             experts.setdefault(match[1], {}).setdefault(match[3], {})[int(match[2])] = tensor
     for base, kinds in experts.items():
+        base = _model_name(f"{base}.down_proj", known).removesuffix(".down_proj")
         try:
             stacked = {kind: torch.stack([of[i] for i in range(len(of))]) for kind, of in kinds.items()}
             out[f"{base}.gate_up_proj"] = torch.cat([stacked["gate_proj"], stacked["up_proj"]], dim=1)
@@ -228,6 +228,13 @@ def _model_names(tensors: Mapping[str, Tensor], layout: WeightLayout) -> dict[st
         except (KeyError, RuntimeError) as error:
             raise RequestError(f"the experts of {base} are incomplete or differ in shape: {error}") from error
     return out
+
+
+def _model_name(name: str, known: Mapping[str, Any]) -> str:
+    """Checkpoints of omni models lack the wrapper's `model.`, carry `thinker.`, or call the text model `model.`."""
+    short = name.removeprefix("thinker.")
+    text = "model.language_model." + short.removeprefix("model.").removeprefix("language_model.")
+    return next((candidate for candidate in (name, short, f"model.{short}", text) if candidate in known), name)
 
 
 def _owned(tensor: Tensor, dtype: torch.dtype) -> Tensor:
