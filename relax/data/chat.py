@@ -13,7 +13,7 @@ import difflib
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from relax.data.datasets import RawRow
 from relax.data.media.items import FetchPolicy, MediaAccess, MediaItem, load_media
 from relax.data.media.processing import MediaProcessor
 from relax.data.model_files import tokenizer_lock
-from relax.utils.errors import ConfigError, DataError
+from relax.utils.errors import ConfigError, DataError, UserCodeError
 from relax.utils.types import MODALITIES, MediaFeatures
 
 log = logging.getLogger(__name__)
@@ -98,11 +98,12 @@ class PromptBuilder:
         label_key: str | None = None,
         metadata_key: str | None = "metadata",
         tool_key: str | None = "tools",
-        multimodal_keys: Mapping[str, str] | Sequence[str] | str | None = None,
+        multimodal_keys: Mapping[str, str | None] | Sequence[str] | str | None = None,
         system_prompt: str | None = None,
         apply_chat_template: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        custom_prompt: Callable[[Any, Mapping[str, Any]], Any] | None = None,
         max_prompt_len: int | None = None,
         overlong: Overlong = "error",
         access: MediaAccess | None = None,
@@ -120,6 +121,7 @@ class PromptBuilder:
         self._apply = apply_chat_template
         self._options = dict(chat_template_kwargs or {})
         self._template = self._options.pop("chat_template", None) or chat_template
+        self._custom_prompt = custom_prompt
         self._max_prompt_len = max_prompt_len
         self._overlong = overlong
         self._access = access
@@ -135,6 +137,8 @@ class PromptBuilder:
         """Prepare one row. Blocking (reads, decodes and fetches media); never changes the row."""
         values, where = row.values, row.where
         prompt = plain(self._column(values, self._input_key, "--input-key", where))
+        if self._custom_prompt is not None:
+            prompt = plain(self._edited(self._custom_prompt, prompt, values, where))
         label = self._column(values, self._label_key, "--label-key", where) if self._label_key else None
         tools = self._tools(values, where)
         metadata = self._metadata(values, tools, where)
@@ -150,6 +154,18 @@ class PromptBuilder:
         return prepared if prompt_text is None else self._tokenise(prepared)
 
     # ----------------------------------------------------------------- columns
+
+    def _edited(self, edit: Callable[[Any, Mapping[str, Any]], Any], prompt: Any, values: Any, where: str) -> Any:
+        """The prompt as `--custom-prompt-path` returns it."""
+        path = f"{getattr(edit, '__module__', '?')}.{getattr(edit, '__qualname__', edit)}"
+        try:
+            edited = edit(prompt, values)
+        except Exception as error:
+            # A user's function raises what it likes; its owner is told the path and the row.
+            raise UserCodeError(f"{type(error).__name__}: {error}", path=path, sample=where) from error
+        if edited is None:
+            raise UserCodeError("returned None; it must return the prompt", path=path, sample=where)
+        return edited
 
     def _column(self, values: Mapping[str, Any], key: str, flag: str, where: str) -> Any:
         if key not in values or (values[key] is None and flag == "--input-key"):
@@ -191,9 +207,7 @@ class PromptBuilder:
         return metadata
 
     def _media_columns(self, values: Mapping[str, Any], where: str) -> dict[str, str]:
-        if self._keys is None or isinstance(self._keys, Mapping):
-            return dict(self._keys or {})
-        return {kind: _column_of(kind, values, where) for kind in self._keys}
+        return {kind: name or _column_of(kind, values, where) for kind, name in self._keys.items()}
 
     def _row_media(self, values: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
         """The row's values by mapped modality; a bare scalar is a list of one, null and absent are none."""
@@ -465,10 +479,11 @@ def _arguments(value: Any) -> Any:
 # --------------------------------------------------------------------------- keys and values
 
 
-def parse_multimodal_keys(value: Mapping[str, str] | Sequence[str] | str | None) -> dict[str, str] | list[str] | None:
-    """`--multimodal-keys`: a map of modality to column, or a list of modalities, each also as text.
+def parse_multimodal_keys(value: Mapping[str, str | None] | Sequence[str] | str | None) -> dict[str, str | None]:
+    """`--multimodal-keys` as a map of modality to column; None for a column that is to be found in the row.
 
-    The word `text` is accepted in a list and means nothing. Unknown modalities are a ConfigError.
+    Takes a map, or a list of modalities, each also as text. The word `text` is accepted and means nothing. Unknown
+    modalities are a ConfigError.
     """
     if isinstance(value, str):
         text = value.strip()
@@ -479,17 +494,14 @@ def parse_multimodal_keys(value: Mapping[str, str] | Sequence[str] | str | None)
                 raise ConfigError(f"--multimodal-keys {text!r} is not JSON: {error}") from error
         else:
             value = [word.strip() for word in text.split(",") if word.strip()]
-    if not value:
-        return None
-    unknown = sorted(set(value) - {*MODALITIES, "text"})
+    found = dict(value) if isinstance(value, Mapping) else dict.fromkeys(value or ())
+    unknown = sorted(set(found) - {*MODALITIES, "text"})
     if unknown:
         raise ConfigError(f"--multimodal-keys names {unknown}; known are {', '.join(MODALITIES)} (and text)")
-    if isinstance(value, Mapping):
-        bad = {kind: column for kind, column in value.items() if not isinstance(column, str)}
-        if bad:
-            raise ConfigError(f"--multimodal-keys must map a modality to one column name, got {bad}")
-        return {kind: column for kind, column in value.items() if kind != "text"} or None
-    return [kind for kind in value if kind != "text"] or None
+    bad = {kind: name for kind, name in found.items() if not (name is None or (isinstance(name, str) and name))}
+    if bad:
+        raise ConfigError(f"--multimodal-keys must map a modality to one column name, got {bad}")
+    return {kind: name for kind, name in found.items() if kind != "text"}
 
 
 def _column_of(kind: str, values: Mapping[str, Any], where: str) -> str:

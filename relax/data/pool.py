@@ -113,9 +113,11 @@ def _packed(value: Any) -> _Packed:
     if not sum(sizes):
         return _Packed(pickle.dumps(value, protocol=5), None, [])
     block = SharedMemory(create=True, size=sum(sizes))
+    target: Any = block.buf
     for start, view in zip(_starts(sizes), views, strict=True):
-        block.buf[start : start + view.nbytes] = view
+        target[start : start + view.nbytes] = view
     name = block.name
+    del target
     block.close()  # the reader unlinks it
     return _Packed(outline, name, sizes)
 
@@ -124,12 +126,12 @@ def _unpacked(packed: _Packed) -> Any:
     if packed.block is None:
         return pickle.loads(packed.outline)
     block = SharedMemory(name=packed.block)
+    source: Any = block.buf
     try:
-        copies = [
-            bytearray(block.buf[start : start + size])
-            for start, size in zip(_starts(packed.sizes), packed.sizes, strict=True)
-        ]
+        spans = zip(_starts(packed.sizes), packed.sizes, strict=True)
+        copies = [bytearray(source[start : start + size]) for start, size in spans]
     finally:
+        del source
         block.close()
         block.unlink()
     return pickle.loads(packed.outline, buffers=copies)

@@ -17,6 +17,7 @@ import tempfile
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -101,18 +102,22 @@ def _index_lines(fd: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     content = hashlib.blake2b(digest_size=16)
     starts, firsts = [np.zeros(0, np.int64)], [np.zeros(0, np.uint8)]
     size, at_line_start = 0, True
-    while block := os.pread(fd, SCAN_BYTES, size):
-        content.update(block)
-        data = np.frombuffer(block, np.uint8)
-        begins = np.flatnonzero(data == 10).astype(np.int64) + 1
-        if at_line_start:
-            begins = np.concatenate([[0], begins])
-        at_line_start = block.endswith(b"\n")
-        if at_line_start:
-            begins = begins[:-1]
-        starts.append(begins + size)
-        firsts.append(data[begins])
-        size += len(block)
+    with ThreadPoolExecutor(1) as hashing:  # hashing a block takes as long as scanning it, so they overlap
+        done: Future[None] | None = None
+        while block := os.pread(fd, SCAN_BYTES, size):
+            if done is not None:
+                done.result()
+            done = hashing.submit(content.update, block)
+            data = np.frombuffer(block, np.uint8)
+            begins = np.flatnonzero(data == 10).astype(np.int64) + 1
+            if at_line_start:
+                begins = np.concatenate([[0], begins])
+            at_line_start = block.endswith(b"\n")
+            if at_line_start:
+                begins = begins[:-1]
+            starts.append(begins + size)
+            firsts.append(data[begins])
+            size += len(block)
     begin, first = np.concatenate(starts), np.concatenate(firsts)
     last = size - 1 if at_line_start else size
     end = np.concatenate([begin[1:] - 1, [last]])[: len(begin)]

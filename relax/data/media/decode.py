@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -150,9 +151,10 @@ def normal_audio(data: bytes, *, where: str, name: str = "") -> bytes:
 def _decode_audio_container(data: bytes, *, where: str, name: str) -> tuple[np.ndarray, int]:
     """Samples [N, channels] of a container that libsndfile does not read (mp4, webm, aac)."""
     import av
+    import av.error
 
     try:
-        with av.open(io.BytesIO(data)) as container:
+        with av.open(io.BytesIO(data), "r") as container:
             if not container.streams.audio:
                 raise DataError(f"the file{_named(name)} has no audio stream", where=where)
             stream = container.streams.audio[0]
@@ -163,7 +165,7 @@ def _decode_audio_container(data: bytes, *, where: str, name: str) -> tuple[np.n
                 for piece in resampler.resample(frame)
             ]
             rate = int(stream.rate)
-    except (av.FFmpegError, OSError, ValueError) as error:
+    except (av.error.FFmpegError, OSError, ValueError) as error:
         raise DataError(f"cannot decode the audio{_named(name)}: {error}", where=where) from error
     return (np.concatenate(blocks, axis=1).T if blocks else np.zeros((0, 1), np.float32)), rate
 
@@ -228,6 +230,7 @@ def decode_video(
 ) -> VideoFrames:
     """Decode and sample once. Two passes, so memory holds the sampled frames only."""
     import av
+    import av.error
 
     try:
         total, source_fps = _count_frames(data)
@@ -238,13 +241,13 @@ def decode_video(
         )
         wanted = set(indices)
         kept: dict[int, np.ndarray] = {}
-        with av.open(io.BytesIO(data)) as container:
+        with av.open(io.BytesIO(data), "r") as container:
             for place, frame in enumerate(container.decode(video=0)):
                 if place in wanted:
                     kept[place] = frame.to_ndarray(format="rgb24")
                 if len(kept) == len(wanted):
                     break
-    except (av.FFmpegError, OSError, ValueError, IndexError) as error:
+    except (av.error.FFmpegError, OSError, ValueError, IndexError) as error:
         raise DataError(f"cannot decode the video{_named(name)}: {error}", where=where) from error
     return VideoFrames(np.stack([kept[index] for index in indices]), indices, total, source_fps)
 
@@ -253,7 +256,7 @@ def _count_frames(data: bytes) -> tuple[int, float]:
     """(decodable frames, frames a second); containers lie about the count, so it is decoded."""
     import av
 
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         stream = container.streams.video[0]
         rate = stream.average_rate or stream.guessed_rate
         return sum(1 for _ in container.decode(stream)), float(rate) if rate else 24.0
@@ -262,18 +265,17 @@ def _count_frames(data: bytes) -> tuple[int, float]:
 def encode_frames(frames: np.ndarray, fps: float) -> bytes:
     """Lossless FFV1 in Matroska of uint8 [T, H, W, 3]; equal frames give equal bytes."""
     import av
+    from av.codec.context import Flags
 
     if frames.ndim == 4 and frames.shape[1] == 3 and frames.shape[-1] != 3:
         frames = frames.transpose(0, 2, 3, 1)
     if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or len(frames) == 0:
         raise ValueError("a video is uint8 [frames, height, width, 3]")
-    from fractions import Fraction
-
     sink = io.BytesIO()
     with av.open(sink, "w", format="matroska", options={"fflags": "+bitexact"}) as container:
         stream = container.add_stream("ffv1", rate=Fraction(fps).limit_denominator(1001))
         stream.width, stream.height, stream.pix_fmt = frames.shape[2], frames.shape[1], "bgr0"
-        stream.codec_context.flags |= av.codec.context.Flags.bitexact
+        stream.codec_context.flags |= Flags.bitexact
         stream.codec_context.thread_count = 1
         for array in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(array), format="rgb24")))

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from relax.data.media import decode
-from relax.utils.errors import DataError
+from relax.utils.errors import ConfigError, DataError
 from relax.utils.types import MODALITIES
 
 AUDIO_RATE = 16_000  # Hz, of audio arrays that state none
@@ -69,8 +69,7 @@ class FetchPolicy:
 
     @classmethod
     def from_environment(cls) -> FetchPolicy:
-        read = lambda name, default: float(os.environ.get(f"ROLLOUT_IMAGE_FETCH_{name}", default))  # noqa: E731
-        return cls(max(1, int(read("ATTEMPTS", 3))), read("TIMEOUT_S", 10.0), read("BACKOFF_S", 0.5))
+        return cls(max(1, int(_setting("ATTEMPTS", "3"))), _setting("TIMEOUT_S", "10"), _setting("BACKOFF_S", "0.5"))
 
 
 @dataclass(frozen=True)
@@ -298,6 +297,14 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
             raise DataError(f"{_shown(req.full_url)} redirects to {_shown(newurl)}", where=self._reader.where)
         self._reader.check_host(newurl)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _setting(name: str, default: str) -> float:
+    text = os.environ.get(f"ROLLOUT_IMAGE_FETCH_{name}", default)
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"ROLLOUT_IMAGE_FETCH_{name}={text!r} is not a number") from None
 
 
 def _is_file(path: Path) -> bool:

@@ -27,6 +27,7 @@ import numpy as np
 
 from relax.data.media import decode
 from relax.data.media.items import MediaItem
+from relax.data.model_files import tokenizer_lock
 from relax.utils.errors import ConfigError, DataError
 from relax.utils.torchvision_shim import ensure_torchvision
 from relax.utils.types import MODALITIES, MediaFeatures
@@ -77,7 +78,7 @@ class MediaOptions:
 
     image_min_tokens: int | None = None
     image_max_tokens: int | None = None
-    video_min_tokens: int | None = None
+    video_min_tokens: int | None = None  # of one frame; two successive frames share their tokens
     video_max_tokens: int | None = None
     video_fps: float = 2.0  # frames kept per second of source
     video_min_frames: int = 4
@@ -102,10 +103,12 @@ class MediaProcessor:
     ) -> None:
         if processor is not None:
             ensure_torchvision()
-        self._processor = processor
+        self._processor: Any = processor
         self._options = options or MediaOptions()
-        self._tokenizer = tokenizer if tokenizer is not None else getattr(processor, "tokenizer", None)
-        self._lock = threading.Lock()  # the fast tokenizer inside the processor must not be entered twice
+        self._tokenizer: Any = tokenizer if tokenizer is not None else getattr(processor, "tokenizer", None)
+        # The tokenizer that the processor itself enters, and the lock that every other user of it takes too.
+        self._inside: Any = getattr(processor, "tokenizer", self._tokenizer)
+        self._lock = threading.RLock() if self._inside is None else tokenizer_lock(self._inside)
         self._cache = _FeatureCache(cache_bytes)
         self.placeholder_ids: dict[str, int] = self._find_placeholders()
         self.suppressed_ids: tuple[int, ...] = self._find_suppressed()
@@ -190,20 +193,20 @@ class MediaProcessor:
 
     def _inner(self, ids: list[int], pad: int) -> list[int]:
         """The expansion without what the tokenizer adds to any text (BOS, EOS)."""
-        if self._tokenizer is None or pad not in ids:
+        if self._inside is None or pad not in ids:
             return ids
         with self._lock:
-            added = len(self._tokenizer("")["input_ids"])
+            added = len(self._inside("")["input_ids"])
         if not added:
             return ids
-        bos, eos = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
+        bos, eos = self._inside.bos_token_id, self._inside.eos_token_id
         start = 1 if ids and ids[0] == bos else 0
         stop = len(ids) - 1 if ids and ids[-1] == eos else len(ids)
         return ids[start:stop]
 
     def _image_call(self, item: MediaItem, where: str) -> tuple[Any, dict[str, Any]]:
         image = decode.decode_image(item.data, where=where, name=item.uri)
-        size = self._size("image", self._options.image_min_tokens, self._options.image_max_tokens)
+        size = self._size("image", self._options.image_min_tokens, self._options.image_max_tokens, 1)
         return image, {"images_kwargs": {"size": size}} if size else {}
 
     def _audio_call(self, item: MediaItem, where: str) -> tuple[Any, dict[str, Any]]:
@@ -236,15 +239,17 @@ class MediaProcessor:
         call: dict[str, Any] = {"do_sample_frames": False, "video_metadata": [metadata]}
         if hasattr(self._processor, "seconds_per_chunk"):
             call["fps"] = video.sampled_fps  # omni processors take the seconds per grid from it, not from the metadata
-        size = self._size("video", self._options.video_min_tokens, self._options.video_max_tokens)
+        # Qwen3-VL counts the pixels of all frames, the others those of one.
+        frames = len(video.frames) if type(sub).__name__.startswith("Qwen3VL") else 1
+        size = self._size("video", self._options.video_min_tokens, self._options.video_max_tokens, frames)
         if size:
             call["size"] = size
         if hasattr(sub, "cap_pixels_per_frame") and sub.cap_pixels_per_frame is None:
             call["cap_pixels_per_frame"] = False  # the library's present default, fixed because it will change
         return video.frames, {"videos_kwargs": call}
 
-    def _size(self, kind: str, min_tokens: int | None, max_tokens: int | None) -> dict[str, int] | None:
-        """The size to pass: the saved one, with limits in tokens turned into pixels."""
+    def _size(self, kind: str, min_tokens: int | None, max_tokens: int | None, frames: int) -> dict[str, int] | None:
+        """The size to pass: the saved one, with limits in tokens of an image or a video frame turned into pixels."""
         sub = getattr(self._processor, f"{kind}_processor")
         saved = {name: value for name, value in dict(getattr(sub, "size", None) or {}).items() if value is not None}
         if min_tokens is None and max_tokens is None:
@@ -254,9 +259,7 @@ class MediaProcessor:
                 f"--{kind}-min-tokens / --{kind}-max-tokens do not apply to {type(sub).__name__}: its size is "
                 f"{saved}, not a range of pixels; leave them out"
             )
-        pixels = (sub.patch_size * sub.merge_size) ** 2
-        if kind == "video":  # counted over all frames, of which temporal_patch_size make one layer of tokens
-            pixels *= getattr(sub, "temporal_patch_size", 1) if type(sub).__name__.startswith("Qwen3VL") else 1
+        pixels = (sub.patch_size * sub.merge_size) ** 2 * frames
         low = saved["shortest_edge"] if min_tokens is None else min_tokens * pixels
         high = saved["longest_edge"] if max_tokens is None else max_tokens * pixels
         if low > high:
@@ -312,6 +315,8 @@ def _single_id(tokenizer: Any, token: Any) -> int | None:
 def _without_batch(name: str, value: Any, grid: bool) -> np.ndarray:
     array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
     if name in _PATCH_OUTPUTS and grid and array.ndim == 2:
+        return np.ascontiguousarray(array)
+    if array.ndim > 1 and len(array) > 1:  # the crops of one image stay together
         return np.ascontiguousarray(array)
     return np.ascontiguousarray(array[0]) if array.ndim > 1 else np.asarray(array[0])
 

@@ -1,5 +1,6 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from relax.data.datasets import RawRow
 from relax.data.media.decode import decode_image, encode_png, encode_wav
 from relax.data.media.items import MediaItem
 from relax.data.media.processing import MediaProcessor
-from relax.utils.errors import ConfigError, DataError
+from relax.utils.errors import ConfigError, DataError, UserCodeError
 from tests.builders import tiny_omni_processor, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -115,6 +116,24 @@ def test_template_options_of_the_row_win_over_those_of_the_run():
     own = {"apply_chat_template_kwargs": {"tone": "c"}}
     assert builder.build(row(input="x", metadata=own)).prompt_text == "a/c/x"
     assert builder.build(row(input="x", metadata={"chat_template": "T{{ mood }}"})).prompt_text == "Ta"
+
+
+def test_a_users_function_edits_the_prompt_before_the_template():
+    builder = text_builder(
+        custom_prompt=lambda prompt, data: f"{prompt} Hint: {data['hint']}", chat_template="{{ messages[0].content }}"
+    )
+    assert builder.build(row(input="x", hint="y")).prompt_text == "x Hint: y"
+
+
+def shout(prompt, data):
+    return prompt.upper() if data.get("label") else None
+
+
+def test_a_users_function_that_fails_is_named_with_its_row():
+    with pytest.raises(UserCodeError, match=r"test_chat\.shout \(sample data.jsonl:7\): AttributeError"):
+        text_builder(custom_prompt=shout).build(row(input=[], label=1))
+    with pytest.raises(UserCodeError, match="returned None"):
+        text_builder(custom_prompt=shout).build(row(input="x"))
 
 
 def test_the_chat_template_key_of_the_options_wins_over_the_flag():
@@ -354,12 +373,13 @@ def test_C3_list_form_finds_the_column_by_name(media):
     [
         ('{"image": "img"}', {"image": "img"}),
         ({"image": "img", "text": "t"}, {"image": "img"}),
-        ("text,image,audio,video", ["image", "audio", "video"]),
-        (["image"], ["image"]),
-        ('["video"]', ["video"]),
-        ("text", None),
-        (None, None),
-        ("", None),
+        ("text,image,audio,video", {"image": None, "audio": None, "video": None}),
+        (["image"], {"image": None}),
+        ({"image": None, "audio": "a"}, {"image": None, "audio": "a"}),
+        ('["video"]', {"video": None}),
+        ("text", {}),
+        (None, {}),
+        ("", {}),
     ],
 )
 def test_C3_both_forms_in_both_spellings(value, expected):
@@ -429,3 +449,13 @@ def test_building_twice_gives_the_same_and_changes_nothing(media):
     assert first.expanded_ids == second.expanded_ids and first.messages == second.messages
     first.metadata["new"] = 1
     assert data.values["metadata"] == {"a": [1]} and data.values["input"] == [{"role": "user", "content": "<image>x"}]
+
+
+def test_A27_threads_build_what_one_thread_builds():
+    media = MediaProcessor(tiny_omni_processor())
+    builder = media_builder(media)
+    rows = [row(input=f"<image>What is {i}?", image=picture(32, 32 + 16 * (i % 3), i)) for i in range(24)]
+    expected = [media_builder(MediaProcessor(tiny_omni_processor())).build(data).expanded_ids for data in rows]
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(3):
+            assert [prepared.expanded_ids for prepared in threads.map(builder.build, rows)] == expected

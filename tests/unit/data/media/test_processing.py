@@ -259,11 +259,18 @@ def test_token_limits_bound_images_and_videos():
     )
     assert 9 <= limited.extract(image(16, 16)).num_tokens <= 16
     assert 9 <= limited.extract(image(300, 300)).num_tokens <= 16
-    clip = limited.extract(load("video", {"array": noise(8, 200, 200, 3), "fps": 2.0}))
-    layers = clip.tensors["video_grid_thw"][0]
-    assert layers == 2 and clip.num_tokens <= 8 * layers  # 4 s at 1 frame a second; the limit is per layer
     with pytest.raises(ConfigError, match="--image-min-tokens 9 is above --image-max-tokens 4"):
         MediaProcessor(tiny_omni_processor(), MediaOptions(image_min_tokens=9, image_max_tokens=4)).extract(image())
+
+
+@pytest.mark.parametrize("make", [tiny_omni_processor, tiny_vl_processor])
+def test_video_token_limits_are_per_frame_in_every_family(make):
+    limited = MediaProcessor(make(), MediaOptions(video_min_tokens=4, video_max_tokens=9, video_fps=1.0))
+    for size, frames, tokens in ((200, 8, 9), (8, 16, 4)):
+        clip = limited.extract(load("video", {"array": noise(frames, size, size, 3), "fps": 2.0}))
+        layers = int(clip.tensors["video_grid_thw"][0])
+        assert layers == frames // 4  # half of the frames are kept, and two of them make a layer
+        assert clip.num_tokens == tokens * layers
 
 
 def test_the_cache_holds_each_item_once_and_stays_below_its_limit():
