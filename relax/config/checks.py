@@ -110,8 +110,18 @@ def modes(config: RunConfig) -> Iterator[str]:
             f"use an interval of at most {cluster.max_staleness + 1}, "
             f"or --max-staleness {cluster.update_weights_interval - 1}"
         )
-    if cluster.inline and cluster.bus != "local":
-        yield f"--inline runs all roles in one process: use --bus local, not {cluster.bus}"
+
+
+def inline(config: RunConfig) -> Iterator[str]:
+    """One process holds one training rank, one native engine and an in-memory bus."""
+    if not config.cluster.inline:
+        return
+    if config.cluster.bus != "local":
+        yield f"--inline runs all roles in one process: use --bus local, not {config.cluster.bus}"
+    if config.rollout.rollout_backend != "native":
+        yield "--inline runs the engine in this process: use --rollout-backend native"
+    if config.resource["actor"].gpus != 1 or config.num_engines != 1:
+        yield '--inline has one training rank and one engine: use --resource \'{"actor": [1, 1], "rollout": [1, 1]}\''
 
 
 def resources(config: RunConfig) -> Iterator[str]:
@@ -265,6 +275,7 @@ RULES: tuple[Rule, ...] = (
     batch_sizes,
     micro_batches,
     modes,
+    inline,
     resources,
     sampling,
     lengths,

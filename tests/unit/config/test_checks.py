@@ -52,6 +52,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"inline": True, "bus": "transfer_queue"},
         "--inline runs all roles in one process: use --bus local",
     ),
+    "inline on several cards": (
+        {"inline": True, "resource": {"actor": [1, 2], "rollout": [1, 1]}},
+        "--inline has one training rank and one engine",
+    ),
     "engines that do not divide their cards": (
         {"resource": {"actor": [1, 1], "rollout": [1, 3]}, "rollout_num_gpus_per_engine": 2},
         "--rollout-num-gpus-per-engine 2 does not divide the 3 cards",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -152,3 +153,9 @@ class TestCustomConfig:
         (tmp_path / "hooks.yaml").write_text("")
         with pytest.raises(ConfigError, match=r"hook\.yaml is not a YAML file; .* has 'hooks\.yaml'"):
             read_command_line(["--custom-config-path", str(tmp_path / "hook.yaml")])
+
+
+def test_the_set_of_flags_is_a_visible_edit() -> None:
+    """A flag that is added, renamed or dropped changes `flags.txt` too, so that no one meets it by surprise."""
+    listed = (Path(__file__).with_name("flags.txt")).read_text().split()
+    assert listed == sorted(option_name(name) for name in SECTION_OF)

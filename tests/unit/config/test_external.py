@@ -70,6 +70,31 @@ def test_the_performance_block_passes_on_fsdp_where_its_values_change_nothing() 
     ]
 
 
+def test_the_blocks_of_a_training_script_parse_together() -> None:
+    """Checkpoints, sampling sizes, messages, evaluation, logging, performance and the launch line in one command."""
+    blocks = """
+        --hf-checkpoint /root/Qwen3-VL-4B-Instruct/ --ref-load /root/Qwen3-VL-4B-Instruct/ --megatron-to-hf-mode bridge
+        --load /path/checkpoint/ --save /path/checkpoint/ --save-interval 20
+        --prompt-data /root/prompts.jsonl --rollout-batch-size 32 --n-samples-per-prompt 8 --global-batch-size 256
+        --num-rollout 200 --input-key prompt --label-key label --apply-chat-template --rm-type openr1mm
+        --multimodal-keys {"image":"image"} --system-prompt Think.
+        --eval-interval 5 --eval-prompt-data aime /root/aime-2024/aime-2024.jsonl --n-samples-per-eval-prompt 16
+        --eval-max-response-len 16384 --eval-top-p 0.7
+        --use-tensorboard --tb-project-name project --tb-experiment-name name --dump-details /path
+        --max-staleness 0 --num-data-storage-units 1 --colocate
+    """
+    launch = ["--resource", '{"actor": [1, 8], "rollout": [1, 8]}']
+    performance = PERFORMANCE.replace("per-engine 1", "per-engine 2")
+    config = parse_args([*f"{blocks} {performance} {QWEN3_4B}".split(), *launch], machine=Machine())
+    assert config.mode == "colocate"
+    assert (config.needed_gpus, config.num_engines, config.data_parallel_size) == (8, 4, 8)
+    assert (config.samples_per_rollout, config.steps_per_rollout) == (256, 1)
+    assert config.old_log_probs == "current"
+    assert [(d.name, d.n_samples_per_eval_prompt, d.top_p, d.top_k) for d in config.eval_datasets] == [
+        ("aime", 16, 0.7, -1)
+    ]
+
+
 @pytest.mark.parametrize(
     "text",
     [
