@@ -173,7 +173,9 @@ class AsgiEngineClient(_SglangCalls):
         unread = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> dict[str, Any]:
-            return unread.pop() if unread else {"type": "http.disconnect"}
+            if not unread:
+                await asyncio.Event().wait()  # the client stays until it has its answer
+            return unread.pop()
 
         async def send(message: Mapping[str, Any]) -> None:
             nonlocal status

@@ -61,6 +61,8 @@ class PrefixCache:
 
     def evict(self, rows: int) -> None:
         """Free idle prefixes, oldest first, until `rows` rows are free or none is left."""
+        if self._pool.num_free >= rows:
+            return
         for place, prefix in list(self._known.items()):
             if self._pool.num_free >= rows:
                 return

@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PARENT_CHECK_S = 1.0  # how often the server looks whether its parent still lives
+LISTEN_AFTER_S = 1.0  # age of a request from which a vanished client is noticed
 MAX_BODY_BYTES = 512 << 20
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -41,7 +42,10 @@ def create_app(service: NativeService) -> Starlette:
     """All routes over one service. Closing the app (lifespan) closes the service."""
 
     async def generate(request: Request) -> Response:
-        return _json(await service.generate(await _body(request)))
+        body = await _body(request)
+        async with _aborted_on_disconnect(request) as gone:
+            return _json(await service.generate(body))
+        return Response(status_code=499 if gone else 500)  # nobody reads it
 
     async def health(request: Request) -> Response:
         service.check_health()
@@ -164,6 +168,34 @@ def create_app(service: NativeService) -> Starlette:
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=errors)
     app.state.service = service
     return app
+
+
+@asynccontextmanager
+async def _aborted_on_disconnect(request: Request) -> AsyncIterator[list[bool]]:
+    """Cancel the block when the client goes away; the block's end is then reached with a non-empty list.
+
+    Short requests pay a timer only: a client is listened for from `LISTEN_AFTER_S` on.
+    """
+    loop, task, gone = asyncio.get_running_loop(), asyncio.current_task(), list[bool]()
+    listeners: list[asyncio.Task[None]] = []
+
+    async def listen() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone.append(True)
+        if task is not None:
+            task.cancel()
+
+    timer = loop.call_later(LISTEN_AFTER_S, lambda: listeners.append(loop.create_task(listen())))
+    try:
+        yield gone
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+    finally:
+        timer.cancel()
+        for listener in listeners:
+            listener.cancel()
 
 
 async def _body(request: Request) -> Mapping[str, Any]:

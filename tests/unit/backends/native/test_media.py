@@ -5,109 +5,55 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
+from benchmarks.parity import LAYOUTS, MAKERS, hf_log_probs, load_hf_omni, png, processor, tokenizer, wav
+from benchmarks.parity import prompt_ids as prompt_of
 from relax.backends.engine_client import EngineRefused
-from tests.builders import tiny_tokenizer
-
-from .conftest import MEDIA, png_uri, wav_uri
-
-WRAP = {
-    "image": ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),
-    "video": ("<|vision_start|>", "<|video_pad|>", "<|vision_end|>"),
-    "audio": ("<|audio_start|>", "<|audio_pad|>", "<|audio_end|>"),
-}
-LAYOUTS = ["M text", "text M text", "text M", "M", "M text M text M"]
-
-
-@functools.cache
-def tokenizer():
-    return tiny_tokenizer()
-
-
-def prompt_of(layout, kinds):
-    """Unexpanded ids: each M is one medium of the next kind, between its start and end token."""
-    kinds = iter(kinds)
-    text = "".join("".join(WRAP[next(kinds)]) if part == "M" else "What is 7 plus 5?" for part in layout.split())
-    return tokenizer()(text)["input_ids"]
+from relax.data.media.items import load_media
 
 
 async def generate(client, ids, media, n=12, seed=5, temperature=0.6):
     """`media` is [(kind, uri)] in order of appearance."""
-    body = {f"{kind}_data": [uri for k, uri in media if k == kind] or None for kind in MEDIA}
+    body = {f"{kind}_data": [uri for k, uri in media if k == kind] or None for kind in MAKERS}
     params = {"temperature": temperature, "max_new_tokens": n, "sampling_seed": seed, "ignore_eos": True}
     return await client.generate({"input_ids": ids, "sampling_params": params, "return_logprob": True, **body})
-
-
-@functools.cache
-def hf_model(folder):
-    import transformers
-
-    cls = transformers.Qwen3OmniMoeThinkerForConditionalGeneration
-    return cls.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
-
-
-def hf_log_probs(service, folder, ids, media, answer, temperature=0.6):
-    """An ordinary HF forward over the expanded prompt with the processor's features."""
-    from pathlib import Path
-
-    from relax.data.media.items import load_media
-
-    processor = service._prompts._processor
-    features = [processor.extract(load_media(k, uri, folder=Path(), where="test")) for k, uri in media]
-    expanded = processor.expand(ids, features)
-    full = torch.tensor([expanded + answer["output_ids"]])
-    inputs = {}
-    for kind, names in (
-        ("image", ("pixel_values", "image_grid_thw")),
-        ("video", ("pixel_values_videos", "video_grid_thw")),
-    ):
-        chosen = [f for f in features if f.kind == kind]
-        if chosen:
-            inputs[names[0]] = torch.cat([torch.from_numpy(f.tensors[names[0]]) for f in chosen])
-            inputs[names[1]] = torch.stack([torch.from_numpy(f.tensors[names[1]]) for f in chosen])
-    videos = [f for f in features if f.kind == "video"]
-    if videos and "video_second_per_grid" in videos[0].tensors:
-        inputs["video_second_per_grid"] = torch.tensor([float(f.tensors["video_second_per_grid"]) for f in videos])
-    clips = [torch.from_numpy(f.tensors["input_features"]) for f in features if f.kind == "audio"]
-    if clips:
-        longest = max(clip.shape[1] for clip in clips)
-        pad = torch.nn.functional.pad
-        inputs["input_features"] = torch.stack([pad(clip, (0, longest - clip.shape[1])) for clip in clips])
-        mask = torch.arange(longest) < torch.tensor([clip.shape[1] for clip in clips])[:, None]
-        inputs["feature_attention_mask"] = mask.long()
-    with torch.no_grad():
-        out = hf_model(folder)(input_ids=full, attention_mask=torch.ones_like(full), use_cache=False, **inputs)
-    logits = out.logits[0, len(expanded) - 1 : -1].double()
-    logits[:, list(service.options.suppressed_ids)] = -torch.inf
-    chosen = torch.tensor(answer["output_ids"])[:, None]
-    return (logits / temperature).log_softmax(-1).gather(1, chosen)[:, 0].numpy()
 
 
 def scores(answer):
     return np.asarray([score for score, _, _ in answer["meta_info"]["output_token_logprobs"]])
 
 
-@pytest.mark.parametrize("kind", sorted(MEDIA))
+hf_model = functools.cache(load_hf_omni)
+
+
+def expected_scores(client, folder, ids, media, answer):
+    """An ordinary HF forward over the expanded prompt with the processor's features."""
+    features = [processor().extract(load_media(k, uri, folder=Path(), where="test")) for k, uri in media]
+    suppressed = client.app.state.service.options.suppressed_ids
+    expanded = processor().expand(ids, features)
+    return hf_log_probs(hf_model(folder), expanded, features, answer["output_ids"], 0.6, suppressed)
+
+
+@pytest.mark.parametrize("kind", sorted(MAKERS))
 async def test_log_probs_are_hfs_with_the_medium_in_every_position(engine, omni_folder, kind):
     client = engine(omni_folder)
-    service = client.app.state.service
     for place, layout in enumerate(LAYOUTS):
         # HF pads audio chunks to the longest of the call, the shared forward always to a full second: clips are longer
-        media = [(kind, MEDIA[kind](10 * place + i)) for i in range(layout.split().count("M"))]
+        media = [(kind, MAKERS[kind](10 * place + i)) for i in range(layout.split().count("M"))]
         ids = prompt_of(layout, [kind] * len(media))
         answer = await generate(client, ids, media)
-        expected = hf_log_probs(service, omni_folder, ids, media, answer)
+        expected = expected_scores(client, omni_folder, ids, media, answer)
         assert np.abs(scores(answer) - expected).max() < 1e-4, layout
         assert answer["meta_info"]["prompt_tokens"] > len(ids)
 
 
 async def test_the_medium_matters(engine, omni_folder):
     client = engine(omni_folder)
-    for kind, make in MEDIA.items():
+    for kind, make in MAKERS.items():
         ids = prompt_of("text M text", [kind])
         first, second = [await generate(client, ids, [(kind, make(seed))], temperature=1.0) for seed in (1, 2)]
         assert abs(scores(first)[0] - scores(second)[0]) > 1e-6 or first["output_ids"] != second["output_ids"], kind
@@ -116,10 +62,10 @@ async def test_the_medium_matters(engine, omni_folder):
 async def test_all_kinds_in_one_prompt_agree_with_hf(engine, omni_folder):
     client = engine(omni_folder)
     kinds = ["audio", "image", "video", "image"]
-    media = [(kind, MEDIA[kind](i)) for i, kind in enumerate(kinds)]
+    media = [(kind, MAKERS[kind](i)) for i, kind in enumerate(kinds)]
     ids = prompt_of("M text M M text M text", kinds)
     answer = await generate(client, ids, media)
-    expected = hf_log_probs(client.app.state.service, omni_folder, ids, media, answer)
+    expected = expected_scores(client, omni_folder, ids, media, answer)
     assert np.abs(scores(answer) - expected).max() < 1e-4
 
 
@@ -128,7 +74,7 @@ async def test_P12_media_prompts_have_the_same_bits_alone_in_a_batch_and_after_a
     calls = []
     for i in range(12):
         kind = ["image", "audio", "video"][i % 3]
-        uri = wav_uri(i, 0.2 + 0.17 * i) if kind == "audio" else MEDIA[kind](i)
+        uri = wav(i, 0.2 + 0.17 * i) if kind == "audio" else MAKERS[kind](i)
         calls.append((prompt_of(LAYOUTS[i % 4], [kind]), [(kind, uri)], 10 + 3 * i, i))
     alone = []
     for call in calls:
@@ -149,11 +95,11 @@ async def test_P12_media_prompts_have_the_same_bits_alone_in_a_batch_and_after_a
 async def test_a_group_with_media_is_prefilled_once(engine, omni_folder):
     client = engine(omni_folder)
     ids = prompt_of("text M text", ["image"])
-    answers = await asyncio.gather(*(generate(client, ids, [("image", png_uri(1))], seed=i) for i in range(4)))
+    answers = await asyncio.gather(*(generate(client, ids, [("image", png(1))], seed=i) for i in range(4)))
     cached = sorted(a["meta_info"]["cached_tokens"] for a in answers)
     length = answers[0]["meta_info"]["prompt_tokens"]
     assert cached == [0, length, length, length]
-    other = await generate(client, ids, [("image", png_uri(2))])
+    other = await generate(client, ids, [("image", png(2))])
     assert other["meta_info"]["cached_tokens"] == 0  # the same ids with another image are another prompt
 
 
@@ -168,7 +114,7 @@ async def test_placeholders_are_never_sampled(engine, omni_folder):
 
 async def test_M1_M3_wrong_media_are_refused_with_counts(engine, omni_folder):
     client = engine(omni_folder)
-    image = ("image", png_uri(1))
+    image = ("image", png(1))
     two = prompt_of("M text M", ["image", "image"])
     expanded = []
     for token in prompt_of("M text", ["image"]):
@@ -178,7 +124,7 @@ async def test_M1_M3_wrong_media_are_refused_with_counts(engine, omni_folder):
         (two, [image], ["image_data has 1 items", "2 image"]),
         (prompt_of("text", []), [image], ["image_data has 1 items", "0 image"]),
         (prompt_of("M text", ["image"]), [], ["placeholder"]),
-        (prompt_of("M text", ["image"]), [("audio", wav_uri(1))], ["image_data has 0 items"]),
+        (prompt_of("M text", ["image"]), [("audio", wav(1))], ["image_data has 0 items"]),
         (expanded, [image], ["4 image", "unexpanded"]),
         (prompt_of("M text", ["image"]), [("image", "data:image/png;base64,AAAA")], ["image"]),
         (prompt_of("M text", ["image"]), [("image", "/no/such/file.png")], ["/no/such/file.png"]),

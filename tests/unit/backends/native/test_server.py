@@ -79,6 +79,25 @@ async def test_a_process_serves_many_calls_and_ends_on_sigterm(text_folder, tmp_
 
 
 @pytest.mark.service
+async def test_a_request_whose_client_went_away_is_aborted(text_folder, tmp_path):
+    engine = EngineProcess(EngineConfig(text_folder, max_total_tokens=2048), tmp_path)
+    try:
+        client = await engine.client()
+        await client.pause("in_place")  # the request can only wait
+        body = {"input_ids": [20], "sampling_params": {"max_new_tokens": 9}}
+        request = asyncio.create_task(client.generate(body))
+        async with asyncio.timeout(START_S):
+            while (await client.info()).raw["internal_states"][0]["num_queue_reqs"] == 0:
+                await asyncio.sleep(0.05)
+            request.cancel()
+            while (await client.info()).raw["internal_states"][0]["num_queue_reqs"]:
+                await asyncio.sleep(0.05)
+        await client.close()
+    finally:
+        engine.stop()
+
+
+@pytest.mark.service
 async def test_the_engine_dies_with_its_parent(text_folder, tmp_path):
     parent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     engine = EngineProcess(EngineConfig(text_folder, max_total_tokens=256), tmp_path, parent.pid)
