@@ -115,6 +115,8 @@ def modes(config: RunConfig) -> Iterator[str]:
 def inline(config: RunConfig) -> Iterator[str]:
     """One process holds one training rank, one native engine and an in-memory bus."""
     if not config.cluster.inline:
+        if config.cluster.bus == "local":
+            yield "--bus local lives in one process: add --inline, or use --bus transfer_queue"
         return
     if config.cluster.bus != "local":
         yield f"--inline runs all roles in one process: use --bus local, not {config.cluster.bus}"
@@ -238,6 +240,11 @@ def optimizer(config: RunConfig) -> Iterator[str]:
     settings = config.optimizer
     if settings.min_lr > settings.lr:
         yield f"--min-lr {settings.min_lr} is above --lr {settings.lr}"
+    if settings.lr_decay_style != "constant" and settings.lr_decay_iters is None:
+        yield (
+            f"--lr-decay-style {settings.lr_decay_style} over --num-epoch needs --lr-decay-iters: the optimizer steps "
+            "to --min-lr, warm-up included"
+        )
     if settings.lr_decay_iters is not None and settings.lr_decay_iters <= settings.lr_warmup_iters:
         yield (
             f"--lr-decay-iters {settings.lr_decay_iters} includes the warm-up, so it must be above "
@@ -256,8 +263,6 @@ def checkpoints(config: RunConfig) -> Iterator[str]:
     checkpoint = config.checkpoint
     if checkpoint.save_interval is not None and checkpoint.save is None:
         yield f"--save-interval {checkpoint.save_interval} needs --save: the folder for checkpoints"
-    if checkpoint.save_hf is not None and checkpoint.save_interval is None:
-        yield "--save-hf exports with each checkpoint: add --save and --save-interval"
     start, rounds = config.rollout.start_rollout_id, config.rollout.num_rollout
     if start is not None and rounds is not None and start >= rounds:
         yield f"--start-rollout-id {start} leaves nothing to do: --num-rollout is {rounds}, and ids start at 0"

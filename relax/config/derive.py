@@ -62,6 +62,7 @@ def derive(given: Values, external: ExternalFlags, machine: Machine) -> None:
     """Fill in every value that follows from the given ones, from external flags and from the machine."""
     _from_external(given, external)
     _batch_sizes(given)
+    _decay(given)
     _machine_defaults(given, machine)
     _log_prob_source(given)
     _resources(given, machine)
@@ -111,6 +112,18 @@ def _quotient(number: int, divisor: int, what: str) -> int:
     if number % divisor:
         raise ConfigError(f"{what} = {number} does not divide by {divisor}: choose batch sizes that do")
     return number // divisor
+
+
+def _decay(given: Values) -> None:
+    """A decay ends with the run where the number of its steps is known."""
+    rounds, steps = given["num_rollout"], given["num_steps_per_rollout"]
+    if (
+        given["lr_decay_style"] != "constant"
+        and rounds is not None
+        and given["num_epoch"] is None
+        and steps is not None
+    ):
+        given.fill("lr_decay_iters", rounds * steps)
 
 
 def _machine_defaults(given: Values, machine: Machine) -> None:

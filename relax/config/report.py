@@ -103,9 +103,9 @@ _OLD_LOG_PROBS = {
 def checkpoint_ids(config: RunConfig, rounds: int | None) -> dict[str, Any]:
     """How many checkpoints will be written, and after which rounds (counted from 1)."""
     interval = config.checkpoint.save_interval
-    if interval is None:
+    if config.checkpoint.save is None:
         return {"count": 0, "after_rollouts": []}
     if rounds is None:
-        return {"count": None, "after_rollouts": f"every {interval}, and after the last"}
-    after = sorted({*range(interval, rounds + 1, interval), rounds})
+        return {"count": None, "after_rollouts": f"every {interval} and the last" if interval else "the last"}
+    after = sorted({*range(interval or rounds, rounds + 1, interval or rounds), rounds})
     return {"count": len(after), "after_rollouts": after}

@@ -26,9 +26,11 @@ class CheckpointConfig(Section):
         None, help="Run folder: checkpoints, trace, journal and logs.", shown="runs/{run_name}-{time}-{id}"
     )
     save_interval: int | None = flag(
-        None, help="Rollouts between two checkpoints (optimizer steps in SFT).", check=at_least(1)
+        None,
+        help="Rollouts between two checkpoints (optimizer steps in SFT); the last is always written.",
+        check=at_least(1),
     )
     save_hf: str | None = flag(
         None,
-        help="Folder of a Hugging Face export with each checkpoint; {rollout_id} in it becomes the round's number.",
+        help="Folder of a Hugging Face export, made when checkpoints are; {rollout_id} becomes the round's number.",
     )

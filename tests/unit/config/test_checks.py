@@ -52,6 +52,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"inline": True, "bus": "transfer_queue"},
         "--inline runs all roles in one process: use --bus local",
     ),
+    "a local bus between processes": ({"bus": "local"}, "--bus local lives in one process: add --inline"),
     "inline on several cards": (
         {"inline": True, "resource": {"actor": [1, 2], "rollout": [1, 1]}},
         "--inline has one training rank and one engine",
@@ -128,7 +129,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "evaluation of nothing": ({"eval_interval": 5}, "--eval-interval needs data sets"),
     "evaluation never": ({"eval_prompt_data": ["aime", "a.jsonl"]}, "without --eval-interval"),
     "checkpoints nowhere": ({"save_interval": 20}, "--save-interval 20 needs --save"),
-    "an export without checkpoints": ({"save_hf": "/x/{rollout_id}"}, "--save-hf exports with each checkpoint"),
+    "a decay to an unknown end": (
+        {"lr_decay_style": "cosine", "num_epoch": 2},
+        "--lr-decay-style cosine over --num-epoch needs --lr-decay-iters",
+    ),
     "a start behind the end": ({"start_rollout_id": 1, "num_rollout": 1}, "--start-rollout-id 1 leaves nothing to do"),
     "a remote reward without an address": ({"rm_type": "remote_rm"}, "--rm-type remote_rm needs --rm-url"),
     "group rewards without a function": ({"group_rm": True}, "add --custom-rm-path"),

@@ -49,11 +49,15 @@ def test_rounds_of_epochs_need_the_rows(rows: int | None, rounds: int | None) ->
 
 
 @pytest.mark.parametrize(
-    ("interval", "rounds", "after"), [(None, 5, []), (2, 5, [2, 4, 5]), (5, 5, [5]), (9, 5, [5]), (1, 3, [1, 2, 3])]
+    ("interval", "rounds", "after"), [(None, 5, [5]), (2, 5, [2, 4, 5]), (5, 5, [5]), (9, 5, [5]), (1, 3, [1, 2, 3])]
 )
 def test_checkpoints_come_every_interval_and_after_the_last_round(interval, rounds: int, after: list[int]) -> None:
     config = default_config(save="x", save_interval=interval)
     assert checkpoint_ids(config, rounds) == {"count": len(after), "after_rollouts": after}
+
+
+def test_without_a_folder_nothing_is_saved() -> None:
+    assert checkpoint_ids(default_config(), 5) == {"count": 0, "after_rollouts": []}
 
 
 def test_the_report_is_json_and_holds_every_flag_with_its_origin() -> None:

@@ -137,6 +137,12 @@ def test_the_longest_prompt_leaves_room_for_a_token() -> None:
     assert config.rollout.rollout_max_prompt_len == 4095
 
 
+def test_a_decay_ends_with_the_run() -> None:
+    config = default_config(lr_decay_style="cosine", num_rollout=10, global_batch_size=4)
+    assert config.optimizer.lr_decay_iters == 20  # 10 rollouts of 2 steps
+    assert default_config(num_rollout=10).optimizer.lr_decay_iters is None
+
+
 def test_inline_runs_on_the_local_bus() -> None:
     assert default_config(inline=True).cluster.bus == "local"
     assert default_config().cluster.bus == "transfer_queue"
