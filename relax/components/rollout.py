@@ -156,9 +156,10 @@ class Rollout(Role):
             await self._fail(error)
 
     async def _end_group(self, finished: FinishedGroup) -> None:
-        number, ended = finished.group, self._ended
-        if finished.accepted:
-            ready = await self._blocking(self._keep, finished)
+        number = finished.group
+        ready = await self._blocking(self._keep, finished) if finished.accepted else None
+        ended = self._ended  # after the await: a report may have taken the old one meanwhile
+        if ready is not None:
             versions = ready.block.columns["weight_version"]
             sampled = versions[versions >= 0]
             oldest, newest = (int(sampled.min()), int(sampled.max())) if len(sampled) else (0, 0)
