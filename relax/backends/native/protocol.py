@@ -7,9 +7,9 @@ Everything that a request asks for is either honoured or refused with HTTP 400 n
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import secrets
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -140,7 +140,7 @@ def parse_generate(body: Any) -> GenerateCall:
         params = parse_sampling(_item(sampling, place, len(prompts), batched, "sampling_params") or {})
         rid = _item(body.get("rid"), place, len(prompts), batched, "rid")
         if rid is None or (batched and isinstance(body.get("rid"), str)):
-            rid = uuid.uuid4().hex if rid is None else f"{rid}.p{place}"
+            rid = _fresh_rid() if rid is None else f"{rid}.p{place}"
         if not isinstance(rid, str):
             raise RequestError(f"rid must be a string, got {rid!r}")
         base = GenerateRequest(
@@ -211,6 +211,14 @@ def version_spans(starts: Sequence[tuple[str, int]], length: int) -> list[dict[s
 
 
 # --------------------------------------------------------------------------- pieces
+
+
+_RID_PREFIX, _RID_NUMBERS = secrets.token_hex(6), itertools.count()
+
+
+def _fresh_rid() -> str:
+    """An id of this process. No random bytes a request: the system call gives up the interpreter's lock each time."""
+    return f"{_RID_PREFIX}-{next(_RID_NUMBERS)}"
 
 
 def _nearest(key: str, known: Any) -> str:

@@ -36,7 +36,7 @@ def sample(logits: Tensor, batch: SamplingBatch, suppressed: Tensor | None) -> t
     """Draw one token a row from `logits [B, V]` -> (ids int64 [B], log-probs float32 [B])."""
     greedy = batch.temperature == 0
     scale = np.where(greedy, np.float32(1), batch.temperature).astype(np.float32)
-    divisor = None if (scale == 1).all() else torch.from_numpy(scale)[:, None]
+    divisor = None if (scale == 1).all() else torch.from_numpy(scale)[:, None].to(logits.device)
     for row, ids in batch.banned:
         logits[row, list(ids)] = -torch.inf
     log_p = distribution(logits, divisor, suppressed)
@@ -46,9 +46,9 @@ def sample(logits: Tensor, batch: SamplingBatch, suppressed: Tensor | None) -> t
     else:
         ids = _inverse_cdf(log_p, uniforms(batch.seeds, batch.places))
         if greedy.any():
-            ids = torch.where(torch.from_numpy(greedy), log_p.argmax(-1), ids)
+            ids = torch.where(torch.from_numpy(greedy).to(logits.device), log_p.argmax(-1), ids)
     chosen = log_p.gather(1, ids[:, None])[:, 0]
-    return ids.numpy(), chosen.numpy()
+    return ids.cpu().numpy(), chosen.cpu().numpy()
 
 
 def _truncate(log_p: Tensor, top_k: np.ndarray, top_p: np.ndarray, greedy: np.ndarray) -> Tensor:
@@ -78,7 +78,7 @@ def truncate_row(log_p: Tensor, top_k: int, top_p: float) -> Tensor:
 def _inverse_cdf(log_p: Tensor, u: np.ndarray) -> Tensor:
     cumulated = log_p.exp().double().cumsum_(-1)
     total = cumulated[:, -1:]
-    threshold = torch.from_numpy(u)[:, None] * total
+    threshold = torch.from_numpy(u)[:, None].to(total.device) * total
     # u < 1, yet the product may round up to the total, which no id exceeds
     threshold = torch.minimum(threshold, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulated, threshold, right=True)[:, 0]

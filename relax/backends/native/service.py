@@ -205,10 +205,8 @@ class NativeService:
             tensors = self._staging.take()
 
             def switch(scheduler: Scheduler) -> str:
-                if tensors:
-                    self._runner.install(tensors)
-                if tensors or version is not None:
-                    scheduler.switch_version(version if version is not None else scheduler.version)
+                self._runner.install(tensors)
+                scheduler.switch_version(scheduler.version if version is None else version)
                 return scheduler.version
 
             return await self.loop.run(switch)

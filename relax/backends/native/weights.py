@@ -68,7 +68,7 @@ class WeightStaging:
         """All staged tensors, closing the update; refused (and dropped) when a name is missing."""
         staged, self._staged = self._require_open("end_weight_update"), None
         if not staged:
-            return {}
+            raise RequestError("end_weight_update: no weights were sent; the old weights and their version stay")
         missing = sorted(set(self._layout.shapes) - set(staged) - self._layout.optional)
         if missing:
             raise RequestError(

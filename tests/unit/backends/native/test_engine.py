@@ -305,8 +305,9 @@ async def test_tensors_as_safetensors_text_are_taken_whole_or_not_at_all(engine,
     assert scored(await generate(client)) == scored(await generate(fresh))
 
 
-async def test_sleep_and_wake_keep_the_order_of_colocated_training(engine):
+async def test_sleep_and_wake_keep_the_order_of_colocated_training(engine, other_text_folder, tmp_path):
     client = engine()
+    manifest = await publish(other_text_folder, tmp_path / "versions", 4)
     task = asyncio.create_task(generate(client, n=1000))
     await asyncio.sleep(0.05)
     with pytest.raises(EngineRefused, match="running"):
@@ -322,8 +323,7 @@ async def test_sleep_and_wake_keep_the_order_of_colocated_training(engine):
     with pytest.raises(EngineRefused, match="before 'kv_cache'"):
         await client.wake(["kv_cache"])
     await client.wake(["weights"])
-    await client.weights_begin()
-    await client.weights_end(4)
+    await install(client, manifest)
     await client.wake(["kv_cache"])
     await client.resume()
     assert (await generate(client))["meta_info"]["weight_version"] == "4"
