@@ -120,10 +120,10 @@ def _exact_block(
     shape = (kv_heads, block.num_pieces, block.num_queries, group, count)
     scores = scores.view(shape).add_(block.bias(window, scores.dtype)).view(scores.shape)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
-    return _query_rows(_weighted_sum(weights, value), block, heads, kv_heads)
+    return _query_rows(weighted_sum(weights, value), block, heads, kv_heads)
 
 
-def _weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
+def weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
     """`[B, L, C] @ [B, C, d]`, partial sums of `KEY_CHUNK` keys added in order of position."""
     if value.shape[1] <= KEY_CHUNK:
         return torch.bmm(weights, value)

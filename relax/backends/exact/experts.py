@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from relax.backends.exact.segments import ROW_MULTIPLE
+from relax.utils.errors import ConfigError
 
 NAME = "relax_rows4"
 
@@ -17,6 +18,14 @@ def register_experts() -> None:
     from transformers.integrations.moe import ExpertsInterface
 
     ExpertsInterface.register(NAME, padded_experts)
+
+
+def check_experts(module: nn.Module) -> None:
+    """Refuse experts whose weights have another layout than `padded_experts` computes."""
+    plain = {"has_bias": False, "is_transposed": False, "has_gate": True, "is_concatenated": True}
+    other = [name for name, value in plain.items() if getattr(module, name, value) != value]
+    if other or getattr(module, "has_post_expert_norm", False):
+        raise ConfigError(f"experts of class {type(module).__name__} are not supported ({other or 'post norm'})")
 
 
 def padded_experts(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

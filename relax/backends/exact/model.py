@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,11 +52,29 @@ def load_hf(path: Path, dtype: str = "fp32") -> nn.Module:
     model_class = getattr(transformers, name, None)
     if model_class is None or not hasattr(model_class, "from_pretrained"):
         raise ConfigError(f"--hf-checkpoint {path}: transformers {transformers.__version__} has no class {name}")
-    model, info = model_class.from_pretrained(path, dtype=DTYPES[dtype], output_loading_info=True)
+    with _no_progress_bar():
+        model, info = model_class.from_pretrained(path, dtype=DTYPES[dtype], output_loading_info=True)
     missing = sorted(info["missing_keys"]) + [str(m) for m in info.get("mismatched_keys", ())]
     if missing:
         raise ConfigError(f"--hf-checkpoint {path}: weights miss {len(missing)} tensors of {name}: {missing[:5]}")
+    for parameter in model.parameters():
+        # Tensors mapped from a file lie at any address, and the bits of a matrix product follow the alignment.
+        parameter.data = parameter.data.clone()
     return model
+
+
+@contextlib.contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Loading bars of many workers would drown the log."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def load_model(path: Path, dtype: str = "fp32", attn: AttentionName = "exact", device: str = "cpu") -> ExactModel:
@@ -128,6 +147,18 @@ class ExactModel(nn.Module):
         kinds = set(getattr(self.text_config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
         if kinds:
             raise ConfigError(f"{name} has layers of kind {sorted(kinds)}, which the packed forward cannot compute")
+        for field in ("attn_logit_softcapping", "final_logit_softcapping", "kv_lora_rank"):
+            if getattr(self.text_config, field, None) is not None:
+                raise ConfigError(f"{name}: its config sets {field}, which the packed forward does not compute")
+        for field in ("logits_scaling", "logit_scale"):
+            if getattr(self.text_config, field, 1.0) not in (None, 1.0):
+                raise ConfigError(f"{name}: its config scales logits by {field}, which the head does not compute")
+        audio_tower = self.towers.get("audio_tower")
+        if audio_tower is not None and not hasattr(audio_tower, "conv2d1"):
+            raise ConfigError(f"{name}: an audio encoder of class {type(audio_tower).__name__} is not supported")
+        for module in self.text_model.modules():
+            if hasattr(module, "gate_up_proj") and hasattr(module, "is_transposed"):
+                experts.check_experts(module)
 
     def _install(self, text_model: nn.Module) -> None:
         """Point the text model (never the towers) at our attention and experts."""
@@ -172,9 +203,9 @@ class ExactModel(nn.Module):
         ids = torch.from_numpy(tokens)[None]
         mask = torch.ones_like(ids)
         grids = {k: _stack(features, f"{k}_grid_thw", k) for k in ("image", "video")}
+        seconds = _seconds_per_grid(features)
         if "audio_tower" in self.towers:
             frames = [f.tensors["input_features"].shape[1] for f in features if f.kind == "audio"]
-            seconds = _stack(features, "video_second_per_grid", "video")
             places, _ = self.hf.model.get_rope_index(
                 ids, grids["image"], grids["video"], mask, False, torch.tensor(frames) if frames else None, seconds
             )
@@ -182,7 +213,14 @@ class ExactModel(nn.Module):
             kinds = torch.zeros_like(ids)
             for number, kind in ((1, "image"), (2, "video")):
                 kinds[ids == self.placeholder_ids.get(kind, -1)] = number
-            places, _ = self.hf.model.get_rope_index(ids, kinds, grids["image"], grids["video"], attention_mask=mask)
+            places, _ = self.hf.model.get_rope_index(
+                ids,
+                mm_token_type_ids=kinds,
+                image_grid_thw=grids["image"],
+                video_grid_thw=grids["video"],
+                attention_mask=mask,
+                second_per_grid_ts=seconds,
+            )
         return places[:, 0].long().numpy()
 
     # ------------------------------------------------------------------ forward
@@ -261,12 +299,20 @@ def _pad_rows(rows: Tensor, total: int) -> Tensor:
 
 def _stack(features: Sequence[MediaFeatures], name: str, kind: str) -> Tensor | None:
     chosen = [f for f in features if f.kind == kind]
-    if not chosen or (name == "video_second_per_grid" and name not in chosen[0].tensors):
-        return torch.ones(len(chosen)) if chosen else None
+    if not chosen:
+        return None
     absent = [f.sha256[:12] for f in chosen if name not in f.tensors]
     if absent:
         raise DataError(f"{kind} {absent[0]}: features hold no {name}")
     return torch.stack([torch.as_tensor(f.tensors[name]).squeeze() for f in chosen])
+
+
+def _seconds_per_grid(features: Sequence[MediaFeatures]) -> Tensor | None:
+    """Seconds between time steps of each video, one where its processor gives none."""
+    videos = [f.tensors for f in features if f.kind == "video"]
+    names = ("video_second_per_grid", "second_per_grid_ts")
+    found = [next((float(np.squeeze(v[n])) for n in names if n in v), 1.0) for v in videos]
+    return torch.tensor(found) if found else None
 
 
 def _fill_media(embeds: Tensor, placed: Sequence[PlacedItem]) -> tuple[Tensor, dict[str, Any]]:

@@ -116,10 +116,12 @@ class FsdpBackend:
 
     def _probe(self, model: TrainingModel) -> tuple[bool, str]:
         """Measured in the dtype of training, on every rank; exact only when every rank is."""
-        if self.spec.dtype == "bf16":
-            found = (False, "bf16: not probed, float32 masters are rounded for each forward")
-        else:
-            found = probe(model)
+        masters = [p.data for p in model.parameters()]
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(DTYPES[self.spec.dtype])
+        found = probe(model)
+        for parameter, master in zip(model.parameters(), masters, strict=True):
+            parameter.data = master
         answers = self.ranks.gather(found)
         return next((a for a in answers if not a[0]), answers[0])
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from relax.backends.exact.model import ExactModel
 from relax.backends.exact.segments import PackedSegments, Segment, build_plan
 from relax.data.columns import TrainSequence
+from relax.utils.errors import InternalError
 from relax.utils.types import MediaFeatures
 
 _DUMMY = np.zeros(4, np.int64)  # tokens of a micro-batch without sequences
@@ -127,7 +128,10 @@ def _finish(
     def tensor(arrays: list[np.ndarray], dtype: type) -> Tensor:
         return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)).to(device)
 
-    names = sorted(set.intersection(*(set(s.columns) for s in sequences))) if sequences else []
+    names = sorted(sequences[0].columns) if sequences else []
+    for sequence in sequences:
+        if sorted(sequence.columns) != names:
+            raise InternalError(f"sample {sequence.uid} has columns {sorted(sequence.columns)}, others have {names}")
     return PackedBatch(
         packed,
         tuple(builder.media),

@@ -74,6 +74,10 @@ def main(models: Path, out: Path, ranks: Ranks) -> None:
         backend.export_hf(out / f"{kind}-export")
         if kind == "qwen3_moe":
             result["divergence"] = _diverge(backend, ranks.rank)
+    resumed = FsdpBackend(ranks)
+    resumed.open(ModelSpec(models / "qwen3_moe-0", suppressed_ids=(6, 7, 10)), OPTIMIZER)
+    resumed.load(out / "one-process")
+    result["resumed"] = {"first": resumed.num_steps, "steps": train(resumed, "qwen3_moe", ranks.rank)}
     half = FsdpBackend(ranks)
     half.open(ModelSpec(models / "qwen3_moe-0", dtype="bf16"), OPTIMIZER)
     result["bf16"] = train(half, "qwen3_moe", ranks.rank)

@@ -3,11 +3,15 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from relax.backends.base import ModelSpec, OptimizerSpec
+from relax.backends.exact.kv_pool import KVPool
+from relax.backends.exact.model import load_model
+from relax.backends.exact.segments import engine_plan
 from relax.backends.fsdp.backend import FsdpBackend
 from relax.backends.fsdp.optimizer import learning_rate
 from relax.utils.errors import ConfigError
@@ -75,10 +79,31 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_shapes(base, tmp_path
     other = opened(tmp_path / "other", optimizer=SPEC)
     with pytest.raises(ConfigError, match=r"gate_proj\.weight: checkpoint \[128, 64\], model \[96, 64\]"):
         other.load(tmp_path / "c")
-    with pytest.raises(ConfigError, match="patch_embed.* not in the checkpoint"):
+    with pytest.raises(ConfigError, match=r"patch_embed.* not in the checkpoint"):
         opened(folder_of(base, "qwen3_vl")).load(tmp_path / "c")
     with pytest.raises(ConfigError, match=r"no relax\.json there"):
         other.load(tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("qwen3", "fp32"), ("qwen3_moe", "fp32"), ("qwen3", "bf16")])
+def test_an_engine_that_loads_the_export_decodes_with_the_bits_of_the_trainer(base, tmp_path, kind, dtype):
+    backend = _train(opened(folder_of(base, kind), optimizer=SPEC, dtype=dtype), range(1))
+    backend.export_hf(tmp_path / "out")
+    engine = load_model(tmp_path / "out", dtype).eval()
+    assert all(p.data_ptr() % 64 == 0 for p in engine.parameters())
+    sequence = groups(num_groups=1, size=1, longest=30)[0]
+    pool = KVPool(engine.num_layers, 100, engine.num_kv_heads, engine.head_dim, engine.head.weight.dtype)
+    rows, start, found = pool.alloc(len(sequence.tokens)), 0, []
+    for end in range(sequence.prompt_len, len(sequence.tokens)):
+        counts = np.asarray([end]), np.asarray([end - start])
+        plan = engine_plan(pool, rows[None], *counts, multiple=engine.query_multiple)
+        tokens = torch.from_numpy(sequence.tokens[start:end].astype(np.int64))
+        with torch.no_grad():
+            hidden = engine.hidden(tokens, torch.arange(start, end), plan)
+            found.append(engine.distribution(hidden[end - start - 1 : end - start])[0, sequence.tokens[end]])
+        start = end
+    right = backend.score(one_part([sequence]), frozenset({"log_probs"}))[sequence.uid]["log_probs"]
+    assert torch.equal(torch.stack(found), torch.from_numpy(right))
 
 
 def _tied_folder(path):

@@ -27,7 +27,16 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(folders):
+def one_process_twice(folders):
+    """Gradients of `NUM_STEPS` steps that follow a checkpoint saved after as many."""
+    backend = _one_process(folders[0], "qwen3_moe", suppressed_ids=(6, 7, 10))
+    rank_jobs.train(backend, "qwen3_moe", None)
+    backend.save(folders[1] / "one-process")
+    return rank_jobs.train(backend, "qwen3_moe", None)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(folders, one_process_twice):
     """Results of both processes: `[rank][kind]`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -114,6 +123,13 @@ def test_a_checkpoint_of_two_ranks_loads_into_one(two_ranks, one_rank, folders):
     right = {n: t for n, t in one_rank[kind]["backend"].weights()}
     difference, name = worst_difference(dict(backend.weights()), right)
     assert difference < 1e-4, name
+
+
+def test_a_checkpoint_of_one_rank_loads_into_two(two_ranks, one_process_twice):
+    assert two_ranks[0]["resumed"]["first"] == rank_jobs.NUM_STEPS
+    for found, right in zip(two_ranks[0]["resumed"]["steps"], one_process_twice, strict=True):
+        difference, name = worst_difference(found["grads"], right["grads"])
+        assert difference < 2e-4, name
 
 
 def test_an_export_of_two_ranks_holds_the_trained_weights(two_ranks, folders):
