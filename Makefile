@@ -4,7 +4,7 @@ PIP_ARGS ?=
 ARGS ?=
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq $(PIP_ARGS)
 # One thread a process: a run has several processes, and exact mode needs it.
 ONE_THREAD := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false RAY_USAGE_STATS_ENABLED=0
 
