@@ -50,6 +50,8 @@ class EngineLoop:
             response.reply = _Reply()
 
         def submit(scheduler: Scheduler) -> None:
+            for response in responses:  # all or none
+                scheduler.check_size(len(response.prompt), response.params.max_new_tokens)
             for response in responses:
                 scheduler.submit(response)
 

@@ -37,6 +37,11 @@ class SglangEngine:
     ) -> EngineCommand:
         if port == 0:
             raise ConfigError("SGLang cannot report a port that it chose: give --port a free one")
+        if not gpus and self._launcher is None:
+            raise ConfigError(
+                "SGLang does not start on a machine without GPUs as it is published: set RELAX_SGLANG_LAUNCHER to a "
+                "script with the CPU platform plug-in, or use the native engine"
+            )
         extra = _flags(config.extra_args)
         argv = [self._python, *([self._launcher] if self._launcher else ["-m", "sglang.launch_server"])]
         argv += ["--model-path", str(config.model_path), "--host", host, "--port", str(port)]

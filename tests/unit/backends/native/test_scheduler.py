@@ -21,8 +21,8 @@ def letters(ids, skip_special_tokens=True):
     return "".join(chr(ord("A") + token) for token in ids)
 
 
-def make_scheduler(rows=400, max_running=8, context_length=200, headroom=32):
-    runner = FakeRunner(rows)
+def make_scheduler(rows=400, max_running=8, context_length=200, headroom=32, runner=None):
+    runner = runner or FakeRunner(rows)
     return Scheduler(runner, max_running, context_length, StopStrings(letters), headroom=headroom, version="0")
 
 

@@ -202,10 +202,16 @@ def test_the_sglang_command_always_has_the_two_flags_whose_lack_is_silent(tmp_pa
     assert on_cpu.env["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1"
 
 
+def test_sglang_without_gpus_and_launcher_is_refused_before_a_minute_is_lost(tmp_path, monkeypatch):
+    monkeypatch.delenv("RELAX_SGLANG_LAUNCHER", raising=False)
+    with pytest.raises(ConfigError, match="RELAX_SGLANG_LAUNCHER"):
+        SglangEngine().command(EngineConfig(tmp_path), host="h", port=1, gpus=(), node_rank=0)
+
+
 @pytest.mark.parametrize("flag", ["--sglang-model-path", "--port", "--sglang-tp-size=4"])
 def test_sglang_flags_that_relax_sets_itself_are_refused(tmp_path, flag):
     with pytest.raises(ConfigError, match="remove it"):
-        SglangEngine().command(EngineConfig(tmp_path, extra_args=(flag,)), host="h", port=1, gpus=(), node_rank=0)
+        SglangEngine().command(EngineConfig(tmp_path, extra_args=(flag,)), host="h", port=1, gpus=(0,), node_rank=0)
 
 
 def test_launch_specs_import_no_torch():
