@@ -28,12 +28,15 @@ class Progress:
         self._live = self._stream.isatty()
         self._started_at = now()
         self._status_width = 0
+        self._sampled = 0.0
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Step `step` (counted from 0) is done."""
-        done = step + 1 - self._first
-        left = (self._total - step - 1) * (self._now() - self._started_at) / max(1, done)
-        self._print(f"{step_text(step, self._total, metrics)}  ETA {duration(left)}")
+        elapsed, done = self._now() - self._started_at, step + 1 - self._first
+        self._sampled += metrics.get("rollout/sampled_tokens", 0.0)
+        speed = self._sampled / elapsed if elapsed > 0 and self._sampled else None
+        left = (self._total - step - 1) * elapsed / max(1, done)
+        self._print(f"{step_text(step, self._total, metrics, speed)}  ETA {duration(left)}")
 
     def status(self, text: str) -> None:
         """Replace the status line; nothing on a stream that is not a terminal."""
@@ -55,15 +58,19 @@ class Progress:
         self._stream.flush()
 
 
-def step_text(step: int, total: int, metrics: Mapping[str, float]) -> str:
-    """One step in words: `step 12/40  reward 0.680  812 tokens/s  staleness 1  waits actor 0.1s rollout 0.0s`."""
+def step_text(step: int, total: int, metrics: Mapping[str, float], speed: float | None = None) -> str:
+    """One step in words: `step 12/40  reward 0.680  812 tokens/s  staleness 1  waits actor 0.1s rollout 0.0s`.
+
+    `speed` is in sampled tokens per second of the whole run: a single step's figure jumps, since sampling and training
+    overlap and what was sampled is counted in the step in which it is reported.
+    """
     parts = [f"step {step + 1}/{total}"]
     if "rollout/reward/mean" in metrics:
         parts.append(f"reward {metrics['rollout/reward/mean']:.3f}")
     if "train/sft_loss" in metrics:
         parts.append(f"loss {metrics['train/sft_loss']:.3f}")
-    if "perf/sampled_tokens_per_s" in metrics:
-        parts.append(f"{metrics['perf/sampled_tokens_per_s']:.0f} tokens/s")
+    if speed is not None:
+        parts.append(f"{speed:.0f} tokens/s")
     if "rollout/staleness_steps/max" in metrics:
         parts.append(f"staleness {metrics['rollout/staleness_steps/max']:.0f}")
     waits = {name.removeprefix(WAIT_PREFIX): value for name, value in metrics.items() if name.startswith(WAIT_PREFIX)}

@@ -14,11 +14,11 @@ def test_a_step_shows_reward_speed_age_and_who_waited():
         40,
         {
             "rollout/reward/mean": 0.68,
-            "perf/sampled_tokens_per_s": 812.4,
             "rollout/staleness_steps/max": 1.0,
             "perf/wait_s/rollout": 0.04,
             "perf/wait_s/actor": 0.12,
         },
+        812.4,
     )
     assert text == "step 12/40  reward 0.680  812 tokens/s  staleness 1  waits actor 0.1s rollout 0.0s"
 
@@ -34,6 +34,16 @@ def test_the_estimate_counts_only_steps_of_this_run():
     progress = Progress(40, now=lambda: next(times), start=10, stream=out)
     progress.step(11, {})
     assert out.getvalue() == "step 12/40  ETA 0:56\n"
+
+
+def test_the_speed_is_that_of_the_whole_run():
+    # 300 and 0 tokens reported in steps that end after 2 s and 4 s: 150, then 75 a second
+    times = iter([0.0, 2.0, 4.0])
+    out = io.StringIO()
+    progress = Progress(2, now=lambda: next(times), stream=out)
+    progress.step(0, {"rollout/sampled_tokens": 300.0})
+    progress.step(1, {"rollout/sampled_tokens": 0.0})
+    assert [line.split("  ")[1] for line in out.getvalue().splitlines()] == ["150 tokens/s", "75 tokens/s"]
 
 
 def test_no_control_characters_off_a_terminal():
