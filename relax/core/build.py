@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -195,7 +196,8 @@ def engine_names(config: RunConfig) -> Any:
         return None
     from relax.distributed.checkpoint_service.naming import sglang_names
 
-    return sglang_names(Path(config.checkpoint.hf_checkpoint))  # type: ignore[arg-type]
+    model = json.loads((Path(config.checkpoint.hf_checkpoint) / "config.json").read_text())  # type: ignore[arg-type]
+    return sglang_names("thinker." if "thinker_config" in model else "")
 
 
 def build_forward(role: str, config: RunConfig, wiring: Wiring, shared: InProcess | None = None) -> Any:
@@ -340,3 +342,27 @@ def http_engines(config: RunConfig, wiring: Wiring) -> dict[str, EngineClient]:
         )
         for name, url in wiring.engine_urls.items()
     }
+
+
+def build_engine(config: RunConfig, log_path: Path) -> Any:
+    """One engine process, for the worker that hosts it. Imports no torch."""
+    from relax.backends.engine_process import EngineProcess
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return EngineProcess(
+        engine_spec(config),
+        engine_config(config, log_path),
+        clock=RealClock(),
+        gpus=tuple(int(card) for card in visible.split(",") if card.strip().isdecimal()),
+        start_timeout_s=config.rollout.rollout_engine_init_timeout,
+    )
+
+
+def engine_spec(config: RunConfig) -> Any:
+    if config.rollout.rollout_backend == "sglang":
+        from relax.backends.sglang.spec import SglangEngine
+
+        return SglangEngine(config.rollout.sglang_python)
+    from relax.backends.native.spec import NativeEngine
+
+    return NativeEngine()

@@ -16,7 +16,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 Retry = Literal["none", "request", "role", "run"]
 
@@ -26,6 +26,16 @@ class RelaxError(Exception):
 
     exit_code: int = 1
     retry: Retry = "none"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross process borders; classes with arguments of their own could not be unpickled from `args` alone.
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+
+def _rebuild(cls: type[RelaxError], args: tuple[Any, ...], attributes: dict[str, Any]) -> RelaxError:
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(attributes)
+    return error
 
 
 class ConfigError(RelaxError, ValueError):

@@ -1,0 +1,262 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""The roles on Ray: workers on cards, engines as processes, the router, the bus, and Serve doors in front.
+
+    driver                     bus owner, router process, this object
+    worker rollout             rollout and advantages roles (CPU)
+    worker actor-{rank}        one training rank
+    worker reference, actor_fwd  one forward rank each
+    worker engine-{i}          owns one engine process
+    serve: one door a role, and `control`
+
+What can start at the same time does: a worker imports torch while TransferQueue and the engines come up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from relax.components.messages import Roles
+from relax.config.resources import check_fits
+from relax.config.run import RunConfig
+from relax.core.build import Wiring
+from relax.core.placement import Placement
+from relax.core.run_folder import RunFolder
+from relax.distributed.bus.transfer_queue import ENVIRONMENT, TransferQueueOwner
+from relax.distributed.ray.cluster import Cluster, connect
+from relax.distributed.ray.handles import RemoteGroup, RemoteRole, translated
+from relax.distributed.ray.worker import Worker
+from relax.engine.router.process import RouterProcess
+from relax.schedule.clock import RealClock
+from relax.utils.errors import InternalError
+
+logger = logging.getLogger(__name__)
+
+PROCESS_ENV = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONUNBUFFERED": "1",
+    **ENVIRONMENT,
+}
+TRAIN_PRELOAD = ("torch", "transfer_queue", "transformers")
+ROLLOUT_PRELOAD = ("torch", "transfer_queue", "transformers")
+FORWARD_ROLES = ("reference", "actor_fwd")
+
+
+class RayDeployment:
+    """Everything of one run that lives in other processes; `stop` takes all of it down, whatever was started."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, shared_dir: Path) -> None:
+        self._config, self._folder, self._shared_dir = config, RunFolder(run_dir), shared_dir
+        self._namespace = f"relax-{shared_dir.name}"
+        self._cluster: Cluster | None = None
+        self._placement: Placement | None = None
+        self._bus: TransferQueueOwner | None = None
+        self._router: RouterProcess | None = None
+        self._workers: dict[str, Any] = {}
+        self._serving = False
+        self.http_address: str | None = None
+
+    # ------------------------------------------------------------------ start
+
+    async def start(self) -> Roles:
+        config = self._config
+        cluster = await asyncio.to_thread(self._connect)
+        gpus = cluster.gpus > 0
+        if gpus:
+            check_fits(config.resource, colocate=config.cluster.colocate, available=cluster.gpus)
+        self._placement = Placement(config.resource, colocate=config.cluster.colocate, gpus=gpus)
+        await asyncio.to_thread(self._placement.create)
+        self._start_workers()
+        self._bus = TransferQueueOwner(num_data_storage_units=config.cluster.num_data_storage_units)
+        clock = RealClock()
+        self._router = RouterProcess(clock=clock, log_path=self._folder.log("router"))
+        async with asyncio.TaskGroup() as starting:
+            attachment = starting.create_task(asyncio.to_thread(self._bus.start))
+            router = starting.create_task(self._router.start())
+            engines = [starting.create_task(self._start_engine(i)) for i in range(config.num_engines)]
+            ranks = starting.create_task(self._rank_environment())
+            if config.cluster.serve_http:
+                starting.create_task(asyncio.to_thread(self._start_doors))
+        await router
+        urls = {f"engine-{i}": task.result() for i, task in enumerate(engines)}
+        for url in urls.values():
+            await self._router.add_worker(url)
+        await ranks
+        wiring = Wiring(
+            run_dir=self._folder.root,
+            shared_dir=self._shared_dir,
+            router_host=self._router.host,
+            router_port=self._router.port,
+            bus_attachment=attachment.result(),
+            engine_urls=urls,
+            engine_logs={name: self._folder.log(name) for name in urls},
+        )
+        return await self._build_roles(wiring)
+
+    def _connect(self) -> Cluster:
+        config = self._config
+        env = {**PROCESS_ENV, "PYTHONPATH": _python_path()}
+        self._cluster = connect(
+            namespace=self._namespace,
+            slots=config.needed_gpus,
+            dashboard=config.cluster.ray_dashboard,
+            env=env,
+        )
+        return self._cluster
+
+    def _start_workers(self) -> None:
+        """Create every worker's process; they import while the rest comes up."""
+        config = self._config
+        self._worker("rollout", ROLLOUT_PRELOAD, {"num_cpus": 0})
+        for rank in range(config.resource["actor"].gpus):
+            self._worker(f"actor-{rank}", TRAIN_PRELOAD, self._seat("actor", rank), dict(config.train.train_env_vars))
+        for role in FORWARD_ROLES:
+            if role in config.resource:
+                self._worker(role, TRAIN_PRELOAD, self._seat(role, 0))
+        for i in range(config.num_engines):
+            first = i * config.cluster.rollout_num_gpus_per_engine
+            self._worker(f"engine-{i}", (), self._seat("rollout", first))
+
+    def _seat(self, role: str, place: int) -> Mapping[str, Any]:
+        if self._placement is None:
+            raise InternalError("workers are created after their places")
+        return self._placement.seat(role, place).options
+
+    def _worker(
+        self, name: str, preload: tuple[str, ...], options: Mapping[str, Any], env: Mapping[str, str] | None = None
+    ) -> None:
+        import ray
+
+        self._workers[name] = (
+            ray.remote(Worker)
+            .options(name=name, namespace=self._namespace, max_concurrency=1000, **options)
+            .remote(name, dict(env or {}), preload, str(self._folder.log(name)))
+        )
+
+    async def _start_engine(self, place: int) -> str:
+        name = f"engine-{place}"
+        log = self._folder.log(f"{name}-process")
+        return await self._build(name, name, "relax.core.build:build_engine", self._config, log)
+
+    async def _rank_environment(self) -> None:
+        """Tell the training ranks where they meet; one rank needs no process group."""
+        world = self._config.resource["actor"].gpus
+        if world == 1:
+            return
+        first = await self._await(self._workers["actor-0"].ready.remote(), "actor-0")
+        port = await self._await(self._workers["actor-0"].free_port.remote(), "actor-0")
+        for rank in range(world):
+            env = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0"}
+            env |= {"MASTER_ADDR": first["host"], "MASTER_PORT": str(port)}
+            await self._await(self._workers[f"actor-{rank}"].set_env.remote(env), f"actor-{rank}")
+
+    async def _build_roles(self, wiring: Wiring) -> Roles:
+        config, build = self._config, "relax.core.build:"
+        ranks = range(config.resource["actor"].gpus)
+        forward = [role for role in FORWARD_ROLES if role in config.resource]
+        async with asyncio.TaskGroup() as building:
+            building.create_task(self._build("rollout", "rollout", build + "build_rollout", config, wiring))
+            actors = [
+                building.create_task(self._build(f"actor-{r}", "actor", build + "build_actor", config, wiring, r))
+                for r in ranks
+            ]
+            for role in forward:
+                building.create_task(self._build(role, role, build + "build_forward", role, config, wiring))
+        await self._build("rollout", "advantages", build + "build_advantages", config, wiring)
+        return Roles(
+            rollout=self._handle("rollout", "rollout"),
+            actor=RemoteGroup([self._handle(f"actor-{r}", "actor") for r in ranks]),
+            advantages=self._handle("rollout", "advantages"),
+            **{role: self._handle(role, role) for role in forward},
+            facts={"actor": actors[0].result(), "http": self.http_address, "engines": dict(wiring.engine_urls)},
+        )
+
+    async def _build(self, worker: str, role: str, path: str, *args: Any) -> Any:
+        return await self._await(self._workers[worker].build.remote(role, path, args), worker)
+
+    async def _await(self, reference: Any, worker: str) -> Any:
+        return await translated(reference, worker, self._folder.log(worker))
+
+    def _handle(self, worker: str, role: str) -> Any:
+        return RemoteRole(role, self._workers[worker], self._folder.log(worker))
+
+    def _start_doors(self) -> None:
+        """One proxy, one application a role, all at once."""
+        from ray import serve
+
+        from relax.backends.engine_process import free_port
+        from relax.core.doors import control_app, role_app
+
+        section = self._config.cluster
+        port = section.serve_port or free_port(section.serve_host)
+        self._serving = True
+        serve.start(http_options={"host": section.serve_host, "port": port})
+        doors = {"rollout": "rollout", "actor": "actor-0", "advantages": "rollout"}
+        doors |= {role: role for role in FORWARD_ROLES if role in self._config.resource}
+        targets = [
+            serve.RunTarget(role_app(role, worker, self._namespace), name=role, route_prefix=f"/{role}")
+            for role, worker in doors.items()
+        ]
+        targets.append(serve.RunTarget(control_app(doors), name="control", route_prefix="/"))
+        serve.run_many(targets)
+        self.http_address = f"http://{section.serve_host}:{port}"
+        logger.info("doors open address=%s roles=%s", self.http_address, ",".join(doors))
+
+    # ------------------------------------------------------------------ stop
+
+    async def stop(self) -> None:
+        """Stop roles, doors, engines, router, bus and cluster, in this order. Errors are logged; nothing is skipped."""
+        if self._cluster is None:
+            return
+        engines = [name for name in self._workers if name.startswith("engine-")]
+        others = [name for name in self._workers if name not in engines]
+        for names in (others, engines):
+            await asyncio.gather(*(self._stop_worker(name) for name in names))
+        for step in (self._stop_router, self._stop_doors, self._stop_bus, self._stop_cluster):
+            try:
+                await step()
+            except Exception:  # the log is told; what comes after must stop all the same
+                logger.exception("shutdown step failed step=%s", step.__name__)
+
+    async def _stop_worker(self, name: str) -> None:
+        import ray
+
+        worker = self._workers.pop(name)
+        try:
+            await asyncio.wait_for(translated(worker.stop.remote(), name), 75.0)
+        except Exception as error:  # the log is told; a worker that is dead already has nothing to stop
+            logger.warning("worker did not stop cleanly worker=%s error=%s", name, str(error).splitlines()[:1])
+        ray.kill(worker)
+
+    async def _stop_router(self) -> None:
+        if self._router is not None:
+            await self._router.stop()
+
+    async def _stop_doors(self) -> None:
+        if self._serving and self._cluster is not None and not self._cluster.private:
+            from ray import serve
+
+            await asyncio.to_thread(serve.shutdown)  # a private cluster takes its doors along
+
+    async def _stop_bus(self) -> None:
+        if self._bus is not None:
+            await asyncio.to_thread(self._bus.close)
+
+    async def _stop_cluster(self) -> None:
+        if self._placement is not None:
+            await asyncio.to_thread(self._placement.remove)
+        if self._cluster is not None:
+            await asyncio.to_thread(self._cluster.close)
+
+
+def _python_path() -> str:
+    """User hooks are imported in workers by the path that the driver has: where the command was started."""
+    paths = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return os.pathsep.join(dict.fromkeys(paths))

@@ -1,0 +1,131 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""The Serve deployments: thin HTTP doors in front of the workers. No torch and no bus in here.
+
+/{role}/get_step, set_step, status, health   every role
+/rollout/evaluate, is_eval_done, engines     the rollout role
+/dcs_coordinator/...                         membership and weight versions
+/                                            which roles there are
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from fastapi import FastAPI, HTTPException
+
+from relax.distributed.checkpoint_service.api import build_coordinator_routes
+from relax.distributed.checkpoint_service.base import WeightManifest
+from relax.distributed.checkpoint_service.coordinator import Coordinator
+from relax.schedule.clock import RealClock
+from relax.utils.errors import RelaxError
+
+DOOR_OPTIONS = {"num_cpus": 0}
+Call = Callable[..., Awaitable[Any]]
+
+
+def role_app(role: str, worker_name: str, namespace: str) -> Any:
+    """The Serve application of one role."""
+    from ray import serve
+
+    async def call(method: str, *args: Any) -> Any:
+        return await call_worker(worker_name, namespace, role, method, *args)
+
+    http = FastAPI(title=f"Relax {role}")
+    add_common_routes(http, call)
+    if role == "rollout":
+        add_rollout_routes(http, call)
+
+    @serve.deployment(name=role, num_replicas=1, ray_actor_options=DOOR_OPTIONS, max_ongoing_requests=256)
+    @serve.ingress(http)
+    class Door:
+        pass
+
+    return Door.bind()
+
+
+def add_common_routes(http: FastAPI, call: Call) -> None:
+    @http.get("/get_step")
+    async def get_step() -> dict[str, int]:
+        return {"step": await call("get_step")}
+
+    @http.post("/set_step")
+    async def set_step(step: int) -> dict[str, str]:
+        await call("set_step", step)
+        return {"status": "ok"}
+
+    @http.get("/status")
+    async def status() -> dict[str, Any]:
+        return await call("status")
+
+    @http.get("/health")
+    async def health() -> dict[str, str]:
+        await call("get_step")
+        return {"status": "ok"}
+
+
+def add_rollout_routes(http: FastAPI, call: Call) -> None:
+    running: list[asyncio.Task[Any]] = []
+
+    @http.get("/evaluate")
+    async def evaluate(train_step: int = 0) -> dict[str, Any]:
+        """Start an evaluation of the weights that the engines hold now."""
+        if running and not running[-1].done():
+            raise HTTPException(409, "an evaluation is running; ask /is_eval_done")
+        running[:] = [asyncio.create_task(call("evaluate", train_step, train_step))]
+        return {"status": "ok", "rollout_id": train_step}
+
+    @http.get("/is_eval_done")
+    async def is_eval_done() -> dict[str, bool]:
+        if running and running[-1].done():
+            running[-1].result()  # an evaluation that failed says so here
+        return {"done": not running or running[-1].done()}
+
+    @http.get("/engines")
+    async def engines(model_name: str = "default") -> dict[str, Any]:
+        found: Mapping[str, Any] = await call("engines")
+        rows = [{"engine_id": name, **engine} for name, engine in found.items()]
+        return {"models": {model_name: {"engines": rows}}, "total_engines": len(rows)}
+
+
+def control_app(roles: Mapping[str, str]) -> Any:
+    """Doors without cards share one application: the root route and the weight service's coordinator."""
+    from ray import serve
+
+    coordinator = Coordinator(RealClock())
+    http = FastAPI(title="Relax control")
+    http.include_router(build_coordinator_routes(coordinator), prefix="/dcs_coordinator")
+
+    @http.get("/")
+    async def root() -> dict[str, Any]:
+        return {"roles": {role: f"/{role}" for role in roles}, "dcs_coordinator": "/dcs_coordinator"}
+
+    @serve.deployment(name="control", num_replicas=1, ray_actor_options=DOOR_OPTIONS, max_ongoing_requests=100)
+    @serve.ingress(http)
+    class Control:
+        """The coordinator's state lives in this replica; the driver reports versions by handle."""
+
+        async def published(self, manifest: dict[str, Any], engines: Mapping[str, int]) -> None:
+            coordinator.publish(WeightManifest.from_json(manifest))
+            for engine, version in engines.items():
+                coordinator.installed(engine, version)
+
+    return Control.bind()
+
+
+async def call_worker(worker_name: str, namespace: str, role: str, method: str, *args: Any) -> Any:
+    """One call to a worker by its name; its errors become HTTP answers."""
+    import ray
+
+    try:
+        worker = ray.get_actor(worker_name, namespace=namespace)
+    except ValueError as error:
+        raise HTTPException(503, f"the worker of {role} is not running") from error
+    try:
+        return await worker.call.remote(role, method, args)
+    except ray.exceptions.RayTaskError as error:
+        status = 400 if isinstance(error.cause, (RelaxError, ValueError, AttributeError)) else 500
+        raise HTTPException(status, f"{type(error.cause).__name__}: {error.cause}") from error
+    except ray.exceptions.RayActorError as error:
+        raise HTTPException(503, f"the worker of {role} died") from error

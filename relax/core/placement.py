@@ -1,0 +1,94 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""Which card each rank and engine sits on: one bundle a card, bundles sorted by node.
+
+Colocate has one placement group, sized by the larger of actor and rollout; rank i takes half of bundle i, an engine a
+quarter of its bundles. Otherwise every role with cards has a group of its own. Without GPUs the custom resource
+`slot` stands for a card, in the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from relax.config.resources import SHARED, RoleResource
+from relax.distributed.ray.cluster import SLOT
+from relax.utils.errors import InfrastructureError
+
+READY_TIMEOUT_S = 120.0
+ACTOR_SHARE, ENGINE_SHARE = 0.5, 0.25
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Ray options that put one worker onto its card."""
+
+    options: Mapping[str, Any]
+
+
+class Placement:
+    """Placement groups of one run. `create` blocks; `remove` gives the cards back."""
+
+    def __init__(self, resource: Mapping[str, RoleResource], *, colocate: bool, gpus: bool) -> None:
+        self._colocate, self._gpus = colocate, gpus
+        self._sizes = group_sizes(resource, colocate=colocate)
+        self._groups: dict[str, Any] = {}
+        self._order: dict[str, list[int]] = {}
+
+    def create(self) -> None:
+        """Reserve every group, or raise naming what could not be placed in time."""
+        import ray
+        from ray.util.placement_group import placement_group
+
+        card = {"GPU": 1.0} if self._gpus else {SLOT: 1.0}
+        self._groups = {name: placement_group([card] * size) for name, size in self._sizes.items()}
+        for name, group in self._groups.items():
+            try:
+                ray.get(group.ready(), timeout=READY_TIMEOUT_S)
+            except ray.exceptions.GetTimeoutError:
+                self.remove()
+                raise InfrastructureError(
+                    f"no place for {self._sizes[name]} cards of {name} within {READY_TIMEOUT_S:g} s: other jobs hold "
+                    "them (see `ray status`)"
+                ) from None
+            self._order[name] = _sorted_bundles(group)
+
+    def seat(self, role: str, place: int) -> Seat:
+        """The card of rank or engine `place` of a role."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        name = self._group_of(role)
+        share = (ACTOR_SHARE if role == "actor" else ENGINE_SHARE) if self._colocate and role in SHARED else 1.0
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=self._groups[name], placement_group_bundle_index=self._order[name][place]
+        )
+        cards: dict[str, Any] = {"num_gpus": share} if self._gpus else {"resources": {SLOT: share}}
+        return Seat({"num_cpus": 0, "scheduling_strategy": strategy, **cards})
+
+    def remove(self) -> None:
+        from ray.util.placement_group import remove_placement_group
+
+        for group in self._groups.values():
+            remove_placement_group(group)
+        self._groups = {}
+
+    def _group_of(self, role: str) -> str:
+        return "shared" if self._colocate and role in SHARED else role
+
+
+def group_sizes(resource: Mapping[str, RoleResource], *, colocate: bool) -> dict[str, int]:
+    """{placement group: cards}."""
+    sizes = {role: entry.gpus for role, entry in resource.items() if entry.gpus > 0}
+    if not colocate:
+        return sizes
+    shared = max((sizes.pop(role) for role in SHARED if role in sizes), default=0)
+    return {"shared": shared, **sizes}
+
+
+def _sorted_bundles(group: Any) -> list[int]:
+    """Bundle indices, those of one node together, in the order of the nodes' ids."""
+    from ray.util.placement_group import placement_group_table
+
+    nodes = placement_group_table(group)["bundles_to_node_id"]
+    return sorted(nodes, key=lambda index: (nodes[index], index))

@@ -1,0 +1,113 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""Connection to a Ray cluster: the one that is there, else a private one that lives as long as this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from relax.utils.errors import InfrastructureError
+
+logger = logging.getLogger(__name__)
+
+SLOT = "slot"  # the custom resource that stands for a card where there are no GPUs
+CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # written by `ray start` on this node
+MIN_CPUS = 16  # logical: TransferQueue's actors ask for one each, and a start with too few never ends
+OBJECT_STORE_BYTES = 256 << 20
+
+
+@dataclass
+class Cluster:
+    """A connected cluster. `private` ones are shut down by `close`."""
+
+    address: str
+    private: bool
+    gpus: int
+    temp_dir: Path | None = None
+
+    def close(self) -> None:
+        """Disconnect; a private cluster ends, and its folder goes."""
+        import ray
+
+        ray.shutdown()
+        if self.temp_dir is not None:
+            shutil.rmtree(self.temp_dir, ignore_errors=True)
+
+
+def connect(*, namespace: str, slots: int, dashboard: bool, env: Mapping[str, str]) -> Cluster:
+    """Join the cluster of RAY_ADDRESS, else the one that `ray start` started here, else start a private one.
+
+    `env` is set for every process of the run. An `http://` RAY_ADDRESS is the address of Ray's job server, where
+    `ray job submit` takes it; it names no cluster that a driver could join.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address.startswith("http://") or address.startswith("https://"):
+        logger.info("RAY_ADDRESS=%s is a job address; looking for the cluster of this node instead", address)
+        os.environ.pop("RAY_ADDRESS")
+        address = "auto"
+    elif not address and CURRENT_CLUSTER.exists():
+        address = "auto"
+    if address:
+        joined = _join(address, namespace, env)
+        if joined is not None:
+            return joined
+    return _start_private(namespace, slots, dashboard, env)
+
+
+def _join(address: str, namespace: str, env: Mapping[str, str]) -> Cluster | None:
+    import ray
+
+    try:
+        ray.init(
+            address=address,
+            namespace=namespace,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            runtime_env={"env_vars": dict(env)},
+        )
+    except ConnectionError as error:
+        if address != "auto":
+            raise InfrastructureError(
+                f"RAY_ADDRESS={address}: {error}; check it with `ray status`, or unset it to start a private cluster"
+            ) from error
+        return None  # the file of a cluster that is gone
+    return Cluster(address, False, int(ray.cluster_resources().get("GPU", 0)))
+
+
+def _start_private(namespace: str, slots: int, dashboard: bool, env: Mapping[str, str]) -> Cluster:
+    # Its processes inherit this environment, which saves a runtime environment and keeps started workers usable.
+    os.environ.update(env)
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # it listens on loopback and ends with this process
+    import ray
+
+    temp_dir = Path(tempfile.mkdtemp(prefix="rlx-", dir="/tmp"))  # short: socket paths have a limit
+    options: dict[str, Any] = {}
+    if _cuda_gpus() == 0:
+        options["num_gpus"] = 0
+    context = ray.init(
+        address="local",
+        namespace=namespace,
+        num_cpus=max(MIN_CPUS, os.cpu_count() or 1),
+        resources={SLOT: max(1, slots)},
+        include_dashboard=dashboard,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        object_store_memory=OBJECT_STORE_BYTES,
+        _temp_dir=str(temp_dir),
+        _node_ip_address="127.0.0.1",
+        **options,
+    )
+    logger.info("private ray cluster started address=%s", context.address_info["gcs_address"])
+    return Cluster(context.address_info["gcs_address"], True, int(ray.cluster_resources().get("GPU", 0)), temp_dir)
+
+
+def _cuda_gpus() -> int:
+    """GPUs that a training process could use, without importing torch."""
+    return sum(1 for path in Path("/dev").glob("nvidia[0-9]*"))

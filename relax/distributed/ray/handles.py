@@ -1,0 +1,64 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""Roles in other processes, called as if they were here. Errors keep their class; a dead process is `RoleLost`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from relax.utils.errors import InfrastructureError, RelaxError, RoleLost
+
+
+class RemoteRole:
+    """One role in one worker. Any method of the role can be awaited: `await handle.report(4, 60.0)`."""
+
+    def __init__(self, role: str, worker: Any, log_path: Path | None = None) -> None:
+        self._role, self._worker, self._log_path = role, worker, log_path
+
+    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+
+        async def call(*args: Any) -> Any:
+            return await self._await(self._worker.call.remote(self._role, method, args), method)
+
+        return call
+
+    async def _await(self, reference: Any, method: str) -> Any:
+        return await translated(reference, f"{self._role}.{method}", self._log_path)
+
+
+class RemoteGroup:
+    """The ranks of one role: every call goes to all of them, rank 0 answers, the first failure is raised."""
+
+    def __init__(self, ranks: Sequence[RemoteRole]) -> None:
+        self._ranks = tuple(ranks)
+
+    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+
+        async def call(*args: Any) -> Any:
+            results = await asyncio.gather(*(getattr(rank, method)(*args) for rank in self._ranks))
+            return results[0]
+
+        return call
+
+
+async def translated(reference: Any, what: str, log_path: Path | None = None) -> Any:
+    """Await a Ray reference; Relax's own errors come out as they were raised, with the remote traceback as a note."""
+    from ray import exceptions
+
+    try:
+        return await reference
+    except exceptions.RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, RelaxError):
+            cause.add_note(f"raised in {what}:\n{error.traceback_str}")
+            raise cause from None
+        raise InfrastructureError(f"{what} failed: {error.traceback_str}") from None
+    except exceptions.RayActorError as error:
+        log = f"; its log is {log_path}" if log_path else ""
+        raise RoleLost(f"the process of {what} died: {str(error).splitlines()[0]}{log}") from error
