@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from relax.config.flags import option_name
 from relax.config.resources import SHARED
+from relax.config.support import PENDING
 from relax.utils.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,8 +36,17 @@ def check_present(config: RunConfig) -> None:
     for role in SHARED:
         if role not in config.resource:
             lines.append(f'--resource has no entry "{role}"; it has {", ".join(config.resource)}')
+    lines += pending(config)
     if lines:
         raise ConfigError("\n".join(lines))
+
+
+def pending(config: RunConfig) -> Iterator[str]:
+    """Flags that nothing reads yet are refused where they are given another value than they have anyway."""
+    for name in sorted(PENDING):
+        given, usual = config.value(name), config.usual_value(name)
+        if given != usual and config.origin(name) != "derived":
+            yield f"{option_name(name)} {given} is known but not available in this version: leave it out"
 
 
 _WHY = {
@@ -150,6 +160,11 @@ def resources(config: RunConfig) -> Iterator[str]:
             f'--fully-async needs "actor_fwd" in --resource, which has {present}, to compute old log-probs: add '
             '"actor_fwd": [1, 1], or take the engines\' by --use-rollout-logprobs'
         )
+
+
+def conversion(config: RunConfig) -> Iterator[str]:
+    if config.train.megatron_to_hf_mode == "raw" and config.train.train_backend == "fsdp":
+        yield "--megatron-to-hf-mode raw has no counterpart on --train-backend fsdp, whose weights have HF names"
 
 
 def sampling(config: RunConfig) -> Iterator[str]:
@@ -282,6 +297,7 @@ RULES: tuple[Rule, ...] = (
     modes,
     inline,
     resources,
+    conversion,
     sampling,
     lengths,
     kl,

@@ -73,6 +73,10 @@ class RunConfig:
         check_names({name: None})
         return getattr(getattr(self, SECTION_OF[name]), name)
 
+    def usual_value(self, name: str) -> Any:
+        """The default of a flag; for what follows from the mode, that."""
+        return self.cluster.colocate if name in ("offload_train", "offload_rollout") else default_values()[name]
+
     def values(self) -> dict[str, Any]:
         """{flag name with underscores: value} of every section."""
         return {name: self.value(name) for name in SECTION_OF}

@@ -22,9 +22,14 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"rollout_batch_size": 4, "n_samples_per_prompt": 6, "global_batch_size": 8},
         "--global-batch-size 8 must hold whole groups of --n-samples-per-prompt 6",
     ),
-    "parts that do not divide a step": (
-        {"rollout_batch_size": 4, "num_iters_per_train_update": 3},
-        "--num-iters-per-train-update 3 does not divide the 4 prompts",
+    "a flag that nothing reads yet": (
+        {"num_iters_per_train_update": 2},
+        "--num-iters-per-train-update 2 is known but not available in this version",
+    ),
+    "an offload against the mode": ({"offload_train": True}, "--offload-train True is known but not available"),
+    "a conversion that fsdp does not make": (
+        {"megatron_to_hf_mode": "raw"},
+        "--megatron-to-hf-mode raw has no counterpart",
     ),
     "steps that contradict the batch": (
         {"global_batch_size": 4, "num_steps_per_rollout": 4},
@@ -133,7 +138,6 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"lr_decay_style": "cosine", "num_epoch": 2},
         "--lr-decay-style cosine over --num-epoch needs --lr-decay-iters",
     ),
-    "a start behind the end": ({"start_rollout_id": 1, "num_rollout": 1}, "--start-rollout-id 1 leaves nothing to do"),
     "a remote reward without an address": ({"rm_type": "remote_rm"}, "--rm-type remote_rm needs --rm-url"),
     "group rewards without a function": ({"group_rm": True}, "add --custom-rm-path"),
     "sglang that is not there": ({"rollout_backend": "sglang"}, "--rollout-backend sglang: SGLang cannot be imported"),
@@ -167,6 +171,7 @@ def test_an_error_ends_the_process_with_two() -> None:
 
 
 ALLOWED: dict[str, dict[str, Any]] = {
+    "an offload that the mode implies": {"colocate": True, "offload_train": True},
     "greedy evaluation": {
         "eval_interval": 1,
         "eval_prompt_data": ["a", "a.jsonl"],

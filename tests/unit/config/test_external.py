@@ -80,7 +80,7 @@ def test_the_blocks_of_a_training_script_parse_together() -> None:
         --multimodal-keys {"image":"image"} --system-prompt Think.
         --eval-interval 5 --eval-prompt-data aime /root/aime-2024/aime-2024.jsonl --n-samples-per-eval-prompt 16
         --eval-max-response-len 16384 --eval-top-p 0.7
-        --use-tensorboard --tb-project-name project --tb-experiment-name name --dump-details /path
+        --use-tensorboard --tb-project-name project --tb-experiment-name name
         --max-staleness 0 --num-data-storage-units 1 --colocate
     """
     launch = ["--resource", '{"actor": [1, 8], "rollout": [1, 8]}']

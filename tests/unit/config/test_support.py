@@ -1,0 +1,43 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""No flag is accepted and ignored: each is read by the product, settled while configuring, or refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import relax
+from relax.config.command_line import SECTION_OF
+from relax.config.flags import option_name
+from relax.config.support import PENDING
+
+# settled while the configuration is made: other values, properties of RunConfig or refusals follow from them
+SETTLED = frozenset(
+    """
+    actor_num_nodes actor_num_gpus_per_node num_gpus_per_node checkpoint_engine_backend train_backend bus
+    num_steps_per_rollout true_on_policy_mode use_rollout_logprobs megatron_to_hf_mode qkv_format loss_type
+    num_rollout num_epoch eval_prompt_data eval_config eval_input_key eval_label_key eval_tool_key custom_config_path
+    """.split()  # noqa: SIM905
+)
+FOR_HOOKS = frozenset({"max_turns"})
+
+
+def read_by_the_product() -> set[str]:
+    """Flags that some file outside `relax/config` reads as an attribute or names as a text."""
+    package = Path(relax.__path__[0])
+    text = "\n".join(
+        file.read_text() for file in package.rglob("*.py") if "config" not in file.relative_to(package).parts
+    )
+    return {name for name in SECTION_OF if re.search(rf'\.{name}\b|"{name}"', text)}
+
+
+def test_a_flag_that_nothing_reads_is_refused() -> None:
+    ignored = set(SECTION_OF) - read_by_the_product() - SETTLED - FOR_HOOKS - PENDING
+    assert [option_name(name) for name in sorted(ignored)] == [], (
+        "read them, or refuse them in relax/config/support.py"
+    )
+
+
+def test_a_flag_that_works_is_not_refused() -> None:
+    works = PENDING & read_by_the_product()
+    assert [option_name(name) for name in sorted(works)] == [], "remove them from PENDING in relax/config/support.py"
