@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,8 +21,10 @@ from relax.schedule.clock import Clock
 from relax.utils.errors import EngineLost
 
 POLL_S = 0.05
+WATCH_S = 0.5
 STOP_WAIT_S = 10.0
 LOG_TAIL_LINES = 15
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 class EngineProcess:
@@ -91,6 +95,7 @@ class EngineProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_die_with_parent(),
             )
         finally:
             if not isinstance(log, int):
@@ -130,6 +135,15 @@ class EngineProcess:
         running = self._process is not None and self._process.poll() is None
         return {"url": self.url, "running": running, "pid": None if self._process is None else self._process.pid}
 
+    async def wait_ended(self) -> str | None:
+        """Wait until the process ends -> what its end looked like, or None when `stop` ended it."""
+        while (process := self._process) is not None:
+            code = process.poll()
+            if code is not None:
+                return f"the engine at {self.url} ended with exit code {code}{self._log_tail()}"
+            await self._clock.sleep(WATCH_S)
+        return None
+
     async def stop(self) -> None:
         """End the process group and wait for it. Idempotent."""
         process, self._process = self._process, None
@@ -142,6 +156,14 @@ class EngineProcess:
         with contextlib.suppress(ProcessLookupError):  # all of its group has ended
             os.killpg(process.pid, signal.SIGKILL)
         await asyncio.to_thread(process.wait, STOP_WAIT_S)
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """What a child runs first so that the kernel kills it when its parent is gone. Linux only; None elsewhere."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up before the fork
+    return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def free_port(host: str) -> int:

@@ -77,7 +77,8 @@ class Actor(Role):
         wait_s = self._clock.now() - waited
         stats, difference, seconds = await self._blocking(self._train, task, parts)
         self.step = task.rollout_id + 1
-        return _report(task.rollout_id, stats, {"data_wait": wait_s, **seconds}, difference)
+        report = _report(task.rollout_id, stats, {"data_wait": wait_s, **seconds}, difference)
+        return replace(report, stop_requested=self.stop_requested)
 
     def _train(self, task: TrainTask, parts: list[Part]) -> tuple[list[StepStats], float | None, dict[str, float]]:
         seconds: dict[str, float] = {}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -11,8 +10,8 @@ import numpy as np
 
 from relax.backends.base import ModelSpec, RankInfo, TrainBackend
 from relax.components.base import Role
-from relax.components.messages import ReleasedGroup, partition_of
-from relax.components.training_data import BatchSettings, make_plan, read_parts
+from relax.components.messages import ForwardReport, ReleasedGroup, partition_of
+from relax.components.training_data import BatchSettings, make_scoring_plan, read_parts
 from relax.distributed.bus.base import Block, Bus
 from relax.distributed.checkpoint_service.base import WeightManifest
 from relax.schedule.clock import Clock
@@ -50,27 +49,23 @@ class ForwardRole(Role):
         self.info = await self._blocking(self._backend.open, self._model, None)
         return self.info
 
-    async def score(self, rollout_id: int, groups: tuple[ReleasedGroup, ...]) -> Mapping[str, float]:
-        """Write the role's table for every group of the rollout."""
+    async def score(self, rollout_id: int, groups: tuple[ReleasedGroup, ...]) -> ForwardReport:
+        """Write the role's table for this rank's groups of the rollout; all ranks together write all of them."""
         assert self.info is not None
         waited = self._clock.now()
-        plan = make_plan(groups, self._settings, self.info.dp_size)
-        parts = await read_parts(
+        plan = make_scoring_plan(groups, self._settings, self.info.dp_size)
+        (part,) = await read_parts(
             self._bus, rollout_id, groups, (), plan, self.info.dp_rank, deadline_s=self._deadline_s
         )
         started = self._clock.now()
-        scores: dict[tuple[int, int], np.ndarray] = {}
-        for part in parts:
-            result = await self._blocking(self._backend.score, part, frozenset({"log_probs"}))
-            scores.update({uid: found["log_probs"] for uid, found in result.items()})
+        scores = await self._blocking(self._backend.score, part, frozenset({"log_probs"}))
         by_group: dict[int, list[np.ndarray]] = {}
-        for part in parts:
-            for sequence in (s for micro in part.micro_batches for s in micro):
-                by_group.setdefault(sequence.group, []).append(scores[sequence.uid])
+        for sequence in (s for micro in part.micro_batches for s in micro):
+            by_group.setdefault(sequence.group, []).append(scores[sequence.uid]["log_probs"])
         blocks = [Block(uid, {self._column: np.concatenate(columns)}) for uid, columns in sorted(by_group.items())]
         await self._bus.put(partition_of(rollout_id), self._table, blocks)
         self.step = rollout_id + 1
-        return {"wait_s": started - waited, "busy_s": self._clock.now() - started}
+        return ForwardReport(started - waited, self._clock.now() - started, self.stop_requested)
 
     async def load_version(self, manifest: WeightManifest) -> None:
         """Take the weights of a published version."""

@@ -41,7 +41,7 @@ class Advantages(Role):
         blocks = [Block(uid, column) for uid, column in zip(sorted(groups), columns, strict=True)]
         await self._bus.put(partition, "advantages", blocks)
         self.step = rollout_id + 1
-        return AdvantageReport(divisors, metrics)
+        return AdvantageReport(divisors, metrics, self.stop_requested)
 
     def _columns(
         self, rows: list[Mapping[str, np.ndarray]]
@@ -54,9 +54,10 @@ class Advantages(Role):
         result = group_advantages(rewards, group_ids, **options.advantage_rules())
         use = sample_use(result, removed, zero_variance=options.zero_variance)
         masks = [mask for row in rows for mask in _split(row["loss_mask"], row["response_len"])]
+        steps = split_steps(len(masks), self._group_size, self._global_batch_size, group_sizes=sizes)
         weights: list[np.ndarray] = []
         divisors = []
-        for start, end in split_steps(len(masks), self._group_size, self._global_batch_size):
+        for start, end in steps:
             reduction = step_reduction(
                 masks[start:end],
                 mode=options.loss_reduction,

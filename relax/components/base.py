@@ -21,6 +21,7 @@ class Role:
 
     def __init__(self, executor: Executor | None = None) -> None:
         self.step = 0  # rollouts that this role has finished
+        self.stop_requested = False  # travels to the controller in the role's next report
         self._executor = executor
 
     async def get_step(self) -> int:
@@ -28,6 +29,10 @@ class Role:
 
     async def set_step(self, step: int) -> None:
         self.step = step
+
+    async def stop_service(self) -> None:
+        """Ask the run to end after the rollout that is in training."""
+        self.stop_requested = True
 
     async def status(self) -> dict[str, Any]:
         return {"role": self.name, "step": self.step}

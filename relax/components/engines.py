@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Protocol
 
 from relax.backends.base import EngineClient, PauseMode
 from relax.components.messages import EngineStatus
@@ -14,8 +15,18 @@ from relax.schedule.clock import Clock
 from relax.utils.errors import EngineLost
 
 
+class WorkerList(Protocol):
+    """The router's list of engines that get requests."""
+
+    async def add_worker(self, url: str) -> None: ...
+
+    async def remove_worker(self, url: str) -> None: ...
+
+
 class EngineFleet:
-    """Engines by name. `pause_mode` is what an install does to running requests:
+    """Engines by name. An engine that missed a version gets no requests until an install succeeds: `workers` is told.
+
+     `pause_mode` is what an install does to running requests:
 
     retract   requests give up their KV cache and go on under the new weights with a fresh prefill (default: every
               token's log-prob is that of one version's forward)
@@ -30,8 +41,12 @@ class EngineFleet:
         clock: Clock,
         timeout_s: float = 300.0,
         pause_mode: PauseMode = "retract",
+        workers: WorkerList | None = None,
     ) -> None:
         self._engines = dict(engines)
+        self._workers = workers
+        self._behind: set[str] = set()  # engines that missed a version
+        self._asleep = False
         self._clock, self._timeout_s, self._pause_mode = clock, timeout_s, pause_mode
 
     @property
@@ -58,16 +73,32 @@ class EngineFleet:
         """Install a version everywhere; an engine that fails keeps its old version and is reported as not ok."""
         names = list(self._engines)
         clients = [self._engines[name] for name in names]
+        # a sleeping engine is paused already, and may not go on before its KV cache is back
+        mode = None if self._asleep else self._pause_mode
         report = await install_version(
-            manifest, clients, clock=self._clock, timeout_s=self._timeout_s, pause_mode=self._pause_mode
+            manifest, clients, clock=self._clock, timeout_s=self._timeout_s, pause_mode=mode
         )
+        for name, result in zip(names, report.engines, strict=True):
+            await self._list(name, serves=result.status != "failed")
         return tuple(
             EngineStatus(name, manifest.version, result.status != "failed", result.stall_s, result.error)
             for name, result in zip(names, report.engines, strict=True)
         )
 
+    async def _list(self, name: str, *, serves: bool) -> None:
+        if self._workers is None or serves == (name not in self._behind):
+            return
+        url = self._engines[name].url
+        if serves:
+            await self._workers.add_worker(url)
+            self._behind.discard(name)
+        else:
+            await self._workers.remove_worker(url)
+            self._behind.add(name)
+
     async def offload(self) -> None:
         """Abort, flush and sleep, in this order: an engine may only give up memory that nothing uses."""
+        self._asleep = True
         for engine in self._engines.values():
             await engine.pause("abort")
             await engine.flush()
@@ -79,6 +110,8 @@ class EngineFleet:
             await engine.wake(tags)
             if "kv_cache" in tags:
                 await engine.resume()
+        if "kv_cache" in tags:
+            self._asleep = False
 
     async def status(self) -> dict[str, object]:
         """{name: url, version, health} of every engine, asked now."""

@@ -56,6 +56,7 @@ class RolloutReport:
     dropped: tuple[tuple[int, str], ...] = ()
     sampled_tokens: int = 0  # of all attempts, thrown away ones included
     failures: Mapping[str, int] = field(default_factory=dict)  # failed generate calls by reason
+    stop_requested: bool = False  # by POST /stop_service of the role
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,21 @@ class TrainReport:
     gauges: Mapping[str, float]  # of the last step
     seconds: Mapping[str, float]
     engine_difference_max: float | None = None  # |engine - trainer| log-prob before the first step, nats
+    stop_requested: bool = False
 
 
 @dataclass(frozen=True)
 class AdvantageReport:
     divisors: tuple[float, ...]
     metrics: Mapping[str, tuple[float, float]]
+    stop_requested: bool = False
+
+
+@dataclass(frozen=True)
+class ForwardReport:
+    wait_s: float
+    busy_s: float
+    stop_requested: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,7 +185,7 @@ class ActorHandle(Protocol):
 
 
 class ForwardHandle(Protocol):
-    async def score(self, rollout_id: int, groups: tuple[ReleasedGroup, ...]) -> Mapping[str, float]: ...
+    async def score(self, rollout_id: int, groups: tuple[ReleasedGroup, ...]) -> ForwardReport: ...
 
     async def load_version(self, manifest: WeightManifest) -> None: ...
 

@@ -109,7 +109,10 @@ class Rollout(Role):
         self._inside: set[int] = set()  # admitted and not yet reported as ended
         self._ready: dict[int, ReadyGroup] = {}
         self._ended = _Ended()
+        self._discarded_tokens = 0  # of the generator, as far as reported
+        self._stop_told = False
         self._changed = asyncio.Condition()
+        self._unflushed = asyncio.Event()  # the journal holds lines that a reader does not see yet
         self._error: BaseException | None = None
         self._loops: list[asyncio.Task[None]] = []
 
@@ -119,6 +122,11 @@ class Rollout(Role):
             asyncio.create_task(self._collect(), name="rollout.collect"),
             asyncio.create_task(self._flush_journal(), name="rollout.flush"),
         ]
+
+    async def set_step(self, step: int) -> None:
+        """A resumed run goes on at rollout `step`."""
+        await super().set_step(step)
+        self._trace.roll(str(step))
 
     async def dataset(self) -> tuple[int, str]:
         return len(self._dataset), self._dataset.digest
@@ -158,7 +166,13 @@ class Rollout(Role):
     async def _end_group(self, finished: FinishedGroup) -> None:
         number = finished.group
         ready = await self._blocking(self._keep, finished) if finished.accepted else None
+        self._unflushed.set()
         ended = self._ended  # after the await: a report may have taken the old one meanwhile
+        ended.sampled_tokens += finished.sampled_tokens
+        for reason, count in finished.failures.items():
+            ended.failures[reason] = ended.failures.get(reason, 0) + count
+        if number not in self._inside:  # abandoned meanwhile: its end was decided elsewhere
+            return
         if ready is not None:
             versions = ready.block.columns["weight_version"]
             sampled = versions[versions >= 0]
@@ -167,9 +181,6 @@ class Rollout(Role):
             ended.accepted.append(AcceptedGroup(number, oldest, newest))
         else:
             ended.dropped.append((number, finished.reason or "unknown"))
-        ended.sampled_tokens += finished.sampled_tokens
-        for reason, count in finished.failures.items():
-            ended.failures[reason] = ended.failures.get(reason, 0) + count
         self._inside.discard(number)
         async with self._changed:
             self._changed.notify_all()
@@ -197,6 +208,7 @@ class Rollout(Role):
             return bool(
                 self._error is not None
                 or accepted >= need
+                or (self.stop_requested and not self._stop_told)
                 or (something and accepted + len(self._inside) < need)  # what runs cannot give enough any more
             )
 
@@ -209,7 +221,17 @@ class Rollout(Role):
         if self._error is not None:
             raise self._error
         ended, self._ended = self._ended, _Ended()
-        return RolloutReport(tuple(ended.accepted), tuple(ended.dropped), ended.sampled_tokens, ended.failures)
+        discarded, self._discarded_tokens = self._discarded_tokens, self._generator.discarded_tokens
+        sampled = ended.sampled_tokens + self._discarded_tokens - discarded
+        self._stop_told = self.stop_requested
+        return RolloutReport(
+            tuple(ended.accepted), tuple(ended.dropped), sampled, ended.failures, stop_requested=self.stop_requested
+        )
+
+    async def stop_service(self) -> None:
+        await super().stop_service()
+        async with self._changed:
+            self._changed.notify_all()
 
     async def abandon(self, groups: tuple[int, ...]) -> None:
         for number in groups:
@@ -299,6 +321,8 @@ class Rollout(Role):
 
     async def _flush_journal(self) -> None:
         while True:
+            await self._unflushed.wait()
+            self._unflushed.clear()
             await self._clock.sleep(FLUSH_INTERVAL_S)
             await self._blocking(self._journal.flush)
 

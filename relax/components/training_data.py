@@ -10,7 +10,7 @@ from relax.backends.base import Part
 from relax.components.messages import ReleasedGroup, partition_of
 from relax.data.columns import TrainSequence, media_from_columns, sequences
 from relax.distributed.bus.base import Bus
-from relax.schedule.batch_plan import BatchPlan, plan_batches
+from relax.schedule.batch_plan import BatchPlan, plan_batches, plan_groups
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,19 @@ def make_plan(groups: Sequence[ReleasedGroup], settings: BatchSettings, dp_size:
         dp_size=dp_size,
         max_tokens=settings.max_tokens,
         micro_batch_size=settings.micro_batch_size,
+        group_sizes=[len(g.lengths) for g in groups],
+    )
+
+
+def make_scoring_plan(
+    groups: Sequence[ReleasedGroup], settings: BatchSettings, dp_size: int
+) -> BatchPlan[tuple[int, int]]:
+    """One pass over the rollout in which a rank takes whole groups, because it writes whole rows."""
+    return plan_groups(
+        [[((g.group, place), length) for place, length in enumerate(g.lengths)] for g in groups],
+        dp_size=dp_size,
+        max_tokens=settings.max_tokens,
+        micro_batch_size=settings.micro_batch_size,
     )
 
 
@@ -48,7 +61,7 @@ async def read_parts(
     *,
     deadline_s: float,
 ) -> list[Part]:
-    """One part for each optimizer step, holding this rank's micro-batches. Only groups that the rank trains are read."""
+    """One part for each step of the plan, holding this rank's micro-batches. Only groups in its share are read."""
     mine = [step[dp_rank] for step in plan.steps]
     wanted = sorted({group for step in mine for micro in step for group, _ in micro})
     with_media = [g.group for g in groups if g.has_media and g.group in set(wanted)]

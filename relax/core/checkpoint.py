@@ -32,6 +32,8 @@ class RunState:
     open_groups: tuple[GroupOrder, ...]  # admitted, not contained
     dataset_digest: str
     digest: str  # chained digest of all trained groups
+    optimizer_steps: int = 0
+    draw_again: tuple[tuple[int, int], ...] = ()  # (epoch, row) of prompts whose group was dropped unused
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -39,7 +41,8 @@ class RunState:
     @classmethod
     def from_json(cls, data: dict) -> RunState:
         groups = tuple(GroupOrder(**order) for order in data["open_groups"])
-        return cls(**{**data, "open_groups": groups})
+        again = tuple((epoch, row) for epoch, row in data.get("draw_again", ()))
+        return cls(**{**data, "open_groups": groups, "draw_again": again})
 
 
 def iteration_folder(root: Path, rollout_id: int) -> Path:
@@ -69,10 +72,13 @@ async def write_checkpoint(root: Path, state: RunState, save_model: Callable[[st
     aside.mkdir()
     await save_model(str(aside / "model"))
     write_synced(aside / STATE, json.dumps(state.to_json(), indent=1))
-    if final.exists():  # a resumed run reaches the same rollout again
-        shutil.rmtree(final)
+    old = root / f".{final.name}.old"
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():  # a run that was resumed further back reaches the same rollout again
+        os.rename(final, old)
     os.rename(aside, final)
     _sync_folder(root)
+    shutil.rmtree(old, ignore_errors=True)
     write_synced(root / f".{TRACKER}", str(state.rollout_id))
     os.rename(root / f".{TRACKER}", root / TRACKER)
     _sync_folder(root)

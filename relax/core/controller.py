@@ -9,10 +9,9 @@ import logging
 import shutil
 import signal
 import sys
-import traceback
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from relax.components.messages import Roles
 from relax.config.run import RunConfig
@@ -22,12 +21,14 @@ from relax.core.prompt_order import PromptOrder
 from relax.core.run_folder import RunFolder, choose_folder, new_run_id, write_description
 from relax.core.step_metrics import StepMetrics
 from relax.core.training_loop import LoopSettings, TrainingLoop
+from relax.distributed.checkpoint_service.base import WeightManifest
 from relax.schedule import events as ev
 from relax.schedule.clock import Clock, RealClock
 from relax.schedule.journal import FLUSH_INTERVAL_S, FileJournal, Journal
 from relax.schedule.scheduler import GateSettings, Scheduler
 from relax.utils.console import Progress
-from relax.utils.errors import ConfigError, RelaxError
+from relax.utils.errors import ConfigError, InternalError, RelaxError
+from relax.utils.http_utils import close_session
 from relax.utils.lock import RunLock
 from relax.utils.metrics import BackgroundSink, JsonlSink, Sink, TensorBoardSink, WandbSink
 
@@ -40,6 +41,14 @@ class Deployment(Protocol):
     """Where the roles live: in this process, or as workers of a Ray cluster."""
 
     async def start(self) -> Roles: ...
+
+    async def published(self, manifest: WeightManifest, engines: Mapping[str, int]) -> None:
+        """A version was published, and these engines hold those versions."""
+        ...
+
+    async def watch(self) -> None:
+        """Raise when a process that the run needs has died."""
+        ...
 
     async def stop(self) -> None: ...
 
@@ -64,13 +73,11 @@ def run_training(config: RunConfig) -> int:
         except Stopped as stop:
             print(f"{stop}; the last checkpoint stays", file=sys.stderr)
             return stop.exit_code
-        except RelaxError as error:
+        except Exception as error:  # told on stderr in short, in the log with its traceback
             logger.exception("run failed")
-            if error.exit_code in (1, 3, 5):
-                traceback.print_exception(error)
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
-            print(f"logs: {folder.logs}", file=sys.stderr)
-            return error.exit_code
+            print(f"the traceback is in {folder.log('controller')}; other logs are beside it", file=sys.stderr)
+            return error.exit_code if isinstance(error, RelaxError) else InternalError.exit_code
         return 0
 
 
@@ -109,10 +116,12 @@ async def run_once(config: RunConfig, folder: RunFolder, run_id: str) -> None:
     metrics: StepMetrics | None = None
     try:
         roles = await deployment.start()
+        if roles.facts.get("http"):
+            print(f"http: {roles.facts['http']}", flush=True)
         loop = await make_loop(config, folder, roles, journal, clock, run_id)
-        metrics = loop.metrics
-        await loop.run()
-        reason = "finished"
+        metrics, loop.on_versions = loop.metrics, deployment.published
+        await _while_alive(loop.run(), deployment)
+        reason = "stopped_by_service" if loop.stop_requested else "finished"
     except asyncio.CancelledError:
         reason = "stopped"
         raise
@@ -124,8 +133,23 @@ async def run_once(config: RunConfig, folder: RunFolder, run_id: str) -> None:
             await asyncio.to_thread(metrics.close)
         try:
             await deployment.stop()
+            await close_session()
         finally:
             shutil.rmtree(shared_dir, ignore_errors=True)
+
+
+async def _while_alive(training: Coroutine[Any, Any, None], deployment: Deployment) -> None:
+    """Train until the end, or until a process of the run has died."""
+    tasks = [asyncio.create_task(training), asyncio.create_task(deployment.watch())]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in reversed(tasks):  # a death explains the failed calls that it causes
+        if task in done:
+            task.result()
 
 
 def deploy(config: RunConfig, run_dir: Path, shared_dir: Path) -> Deployment:
@@ -178,8 +202,11 @@ async def resume(loop: TrainingLoop, config: RunConfig) -> None:
     check_dataset(state, loop.dataset_digest)
     await loop.roles.actor.load(str(folder / "model"))
     loop.order.drawn = state.prompts_drawn
+    loop.order.postponed = state.draw_again
     loop.order.again(state.open_groups)
     loop.digest = state.digest
+    loop.metrics.num_steps = state.optimizer_steps
+    await loop.roles.rollout.set_step(state.rollout_id + 1)
     loop.decide(ev.Resumed(state.rollout_id, state.next_group, tuple(g.group for g in state.open_groups)))
     print(f"resumed from {folder}: {state.rollout_id + 1} rollouts are contained", flush=True)
 
@@ -256,6 +283,7 @@ def logging_to(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     handlers: list[logging.Handler] = [logging.FileHandler(path), logging.StreamHandler(sys.stderr)]
     handlers[1].setLevel(logging.WARNING)
+    handlers[1].addFilter(lambda record: record.exc_info is None)  # tracebacks are for the file
     form = logging.Formatter("%(asctime)s %(levelname).1s %(name)s %(message)s")
     before = root.level
     for handler in handlers:

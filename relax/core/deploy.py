@@ -16,37 +16,45 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from relax.components.messages import Roles
 from relax.config.resources import check_fits
 from relax.config.run import RunConfig
 from relax.core.build import Wiring
-from relax.core.placement import Placement
+from relax.core.placement import Placement, check_slots
 from relax.core.run_folder import RunFolder
+from relax.core.training_loop import first_error
 from relax.distributed.bus.transfer_queue import ENVIRONMENT, TransferQueueOwner
-from relax.distributed.ray.cluster import Cluster, connect
+from relax.distributed.checkpoint_service.base import WeightManifest
+from relax.distributed.ray.cluster import Cluster, connect, joins_cluster
 from relax.distributed.ray.handles import RemoteGroup, RemoteRole, translated
 from relax.distributed.ray.worker import Worker
 from relax.engine.router.process import RouterProcess
 from relax.schedule.clock import RealClock
-from relax.utils.errors import InternalError
+from relax.utils.errors import ConfigError, EngineLost, InternalError, RoleLost
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 PROCESS_ENV = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "PYTHONUNBUFFERED": "1",
     **ENVIRONMENT,
 }
 TRAIN_PRELOAD = ("torch", "transfer_queue", "transformers")
 ROLLOUT_PRELOAD = ("torch", "transfer_queue", "transformers")
 FORWARD_ROLES = ("reference", "actor_fwd")
+WORKER_STOP_S = 20.0
+THREAD_WAIT_S = 30.0
+DOOR_TIMEOUT_S = 10.0
 
 
 class RayDeployment:
@@ -60,32 +68,47 @@ class RayDeployment:
         self._bus: TransferQueueOwner | None = None
         self._router: RouterProcess | None = None
         self._workers: dict[str, Any] = {}
+        self._hosting: set[str] = set()  # workers that were told to build a role
+        self._threads: list[asyncio.Future[Any]] = []
+        self._engine_urls: dict[str, str] = {}
+        self._control: Any = None
         self._serving = False
         self.http_address: str | None = None
 
     # ------------------------------------------------------------------ start
 
     async def start(self) -> Roles:
+        """Bring everything up. The first failure is raised as it is, once the other tasks have been cancelled."""
+        try:
+            return await self._start()
+        except BaseExceptionGroup as group:
+            raise first_error(group) from None
+
+    async def _start(self) -> Roles:
         config = self._config
-        cluster = await asyncio.to_thread(self._connect)
-        gpus = cluster.gpus > 0
+        if config.cluster.serve_http and not joins_cluster():
+            check_port_is_free(config.cluster.serve_host, config.cluster.serve_port)
+        cluster = await self._in_thread(self._connect)
+        colocate, gpus = config.cluster.colocate, cluster.gpus > 0
         if gpus:
-            check_fits(config.resource, colocate=config.cluster.colocate, available=cluster.gpus)
-        self._placement = Placement(config.resource, colocate=config.cluster.colocate, gpus=gpus)
-        await asyncio.to_thread(self._placement.create)
+            check_fits(config.resource, colocate=colocate, available=cluster.gpus)
+        else:
+            check_slots(config.resource, colocate=colocate, total=cluster.slots, free=cluster.free_slots)
+        self._placement = Placement(config.resource, colocate=colocate, gpus=gpus)
+        await self._placement.create()
         self._start_workers()
         self._bus = TransferQueueOwner(num_data_storage_units=config.cluster.num_data_storage_units)
         clock = RealClock()
         self._router = RouterProcess(clock=clock, log_path=self._folder.log("router"))
         async with asyncio.TaskGroup() as starting:
-            attachment = starting.create_task(asyncio.to_thread(self._bus.start))
+            attachment = starting.create_task(self._in_thread(self._bus.start))
             router = starting.create_task(self._router.start())
             engines = [starting.create_task(self._start_engine(i)) for i in range(config.num_engines)]
             ranks = starting.create_task(self._rank_environment())
             if config.cluster.serve_http:
-                starting.create_task(asyncio.to_thread(self._start_doors))
+                starting.create_task(self._in_thread(self._start_doors))
         await router
-        urls = {f"engine-{i}": task.result() for i, task in enumerate(engines)}
+        urls = self._engine_urls = {f"engine-{i}": task.result() for i, task in enumerate(engines)}
         for url in urls.values():
             await self._router.add_worker(url)
         await ranks
@@ -99,6 +122,12 @@ class RayDeployment:
             engine_logs={name: self._folder.log(name) for name in urls},
         )
         return await self._build_roles(wiring)
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        """Blocking start-up work. A cancelled caller leaves the thread running, so `stop` waits for it."""
+        future = asyncio.get_running_loop().run_in_executor(None, function)
+        self._threads.append(future)
+        return await asyncio.shield(future)
 
     def _connect(self) -> Cluster:
         config = self._config
@@ -179,6 +208,7 @@ class RayDeployment:
         )
 
     async def _build(self, worker: str, role: str, path: str, *args: Any) -> Any:
+        self._hosting.add(worker)
         return await self._await(self._workers[worker].build.remote(role, path, args), worker)
 
     async def _await(self, reference: Any, worker: str) -> Any:
@@ -197,6 +227,7 @@ class RayDeployment:
         section = self._config.cluster
         port = section.serve_port or free_port(section.serve_host)
         self._serving = True
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its import has set another level
         serve.start(http_options={"host": section.serve_host, "port": port})
         doors = {"rollout": "rollout", "actor": "actor-0", "advantages": "rollout"}
         doors |= {role: role for role in FORWARD_ROLES if role in self._config.resource}
@@ -206,13 +237,63 @@ class RayDeployment:
         ]
         targets.append(serve.RunTarget(control_app(doors), name="control", route_prefix="/"))
         serve.run_many(targets)
+        self._control = serve.get_app_handle("control")
         self.http_address = f"http://{section.serve_host}:{port}"
         logger.info("doors open address=%s roles=%s", self.http_address, ",".join(doors))
+
+    # ------------------------------------------------------------------ while it runs
+
+    async def published(self, manifest: WeightManifest, engines: Mapping[str, int]) -> None:
+        """Tell the `control` door. It only reports versions, so training goes on without it."""
+        if self._control is None:
+            return
+        try:
+            async with asyncio.timeout(DOOR_TIMEOUT_S):
+                await self._control.published.remote(manifest.to_json(), dict(engines))
+        except Exception as error:  # the log is told: a door that does not answer must not end the run
+            logger.warning("the control door was not told version=%d error=%r", manifest.version, error)
+
+    async def watch(self) -> None:
+        """Raise when a process that the run needs has died; cancelled when the run ends."""
+        assert self._router is not None
+        try:
+            async with asyncio.TaskGroup() as watching:
+                watching.create_task(self._watch_router(self._router))
+                for name in self._workers:
+                    watching.create_task(self._watch_worker(name))
+        except BaseExceptionGroup as group:
+            raise first_error(group) from None
+
+    async def _watch_router(self, router: RouterProcess) -> None:
+        raise EngineLost(await router.wait_ended())
+
+    async def _watch_worker(self, name: str) -> None:
+        worker = self._workers[name]
+        if name not in self._engine_urls:
+            await self._await(worker.wait_stopped.remote(), name)
+            return
+        try:
+            end = await self._await(worker.call.remote(name, "wait_ended", ()), name)
+        except RoleLost as error:
+            end = str(error)
+        if end is not None:
+            await self._engine_ended(name, end)
+
+    async def _engine_ended(self, name: str, end: str) -> None:
+        """The run goes on with the engines that are left: the dead one misses the next version and gets no work."""
+        url = self._engine_urls.pop(name)
+        if not self._engine_urls:
+            raise EngineLost(f"{name}, the last engine: {end}")
+        logger.error("engine lost engine=%s left=%d end=%s", name, len(self._engine_urls), end)
+        if self._router is not None:
+            await self._router.remove_worker(url)
 
     # ------------------------------------------------------------------ stop
 
     async def stop(self) -> None:
-        """Stop roles, doors, engines, router, bus and cluster, in this order. Errors are logged; nothing is skipped."""
+        """Stop roles, engines, router, doors, bus and cluster, in this order. Errors are logged, nothing is skipped."""
+        if self._threads:
+            await asyncio.wait(self._threads, timeout=THREAD_WAIT_S)
         if self._cluster is None:
             return
         engines = [name for name in self._workers if name.startswith("engine-")]
@@ -229,10 +310,11 @@ class RayDeployment:
         import ray
 
         worker = self._workers.pop(name)
-        try:
-            await asyncio.wait_for(translated(worker.stop.remote(), name), 75.0)
-        except Exception as error:  # the log is told; a worker that is dead already has nothing to stop
-            logger.warning("worker did not stop cleanly worker=%s error=%s", name, str(error).splitlines()[:1])
+        if name in self._hosting:  # others hold nothing yet, and may still be importing
+            try:
+                await asyncio.wait_for(translated(worker.stop.remote(), name), WORKER_STOP_S)
+            except Exception as error:  # the log is told; a worker that is dead already has nothing to stop
+                logger.info("worker did not stop by itself worker=%s error=%s", name, str(error).splitlines()[:1])
         ray.kill(worker)
 
     async def _stop_router(self) -> None:
@@ -254,6 +336,19 @@ class RayDeployment:
             await asyncio.to_thread(self._placement.remove)
         if self._cluster is not None:
             await asyncio.to_thread(self._cluster.close)
+
+
+def check_port_is_free(host: str, port: int) -> None:
+    """Raise before anything starts when another process listens there; port 0 is always free."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"--serve-port {port} on --serve-host {host} cannot be used ({error.strerror}): another run may hold "
+                "it; give another port, 0 for any free one, or --no-serve-http"
+            ) from None
 
 
 def _python_path() -> str:

@@ -2,6 +2,7 @@
 """The Serve deployments: thin HTTP doors in front of the workers. No torch and no bus in here.
 
 /{role}/get_step, set_step, status, health   every role
+/{role}/stop_service                         every role: the run ends after the rollout in training
 /rollout/evaluate, is_eval_done, engines     the rollout role
 /dcs_coordinator/...                         membership and weight versions
 /                                            which roles there are
@@ -53,6 +54,12 @@ def add_common_routes(http: FastAPI, call: Call) -> None:
     @http.post("/set_step")
     async def set_step(step: int) -> dict[str, str]:
         await call("set_step", step)
+        return {"status": "ok"}
+
+    @http.post("/stop_service")
+    async def stop_service() -> dict[str, str]:
+        """The run trains the rollout it is at to its end, writes a checkpoint when --save is given, and stops."""
+        await call("stop_service")
         return {"status": "ok"}
 
     @http.get("/status")

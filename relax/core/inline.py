@@ -7,6 +7,8 @@ The harness of tests and of machines without Ray. Roles, loop, journal and trace
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from relax.core.build import (
     tables,
 )
 from relax.distributed.bus.local import LocalBus
+from relax.distributed.checkpoint_service.base import WeightManifest
 from relax.schedule.clock import RealClock
 from relax.utils.errors import ConfigError
 
@@ -43,6 +46,7 @@ class InlineDeployment:
         self._app: Any = None
 
     async def start(self) -> Roles:
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when transformers is imported
         from relax.backends.engine_client import AsgiEngineClient
         from relax.backends.native.build import EngineSettings, build_app
         from relax.utils.http_utils import register_local
@@ -69,10 +73,20 @@ class InlineDeployment:
         engine = await client.info()
         return Roles(rollout, actor, advantages, **forward, facts={"actor": info, "engines": {"engine-0": engine}})
 
+    async def published(self, manifest: WeightManifest, engines: Mapping[str, int]) -> None:
+        """There are no doors that report versions."""
+
+    async def watch(self) -> None:
+        """There is no other process that could die."""
+        await asyncio.Event().wait()
+
     async def stop(self) -> None:
+        """Stop every role; the first error is raised after all have been asked."""
         from relax.utils.http_utils import unregister_local
 
-        for role in self._roles:
-            await role.stop()
-        self._roles = []
+        roles, self._roles = self._roles, []
+        results = await asyncio.gather(*(role.stop() for role in roles), return_exceptions=True)
         unregister_local(f"http://{INLINE_HOST}:{INLINE_PORT}")
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if errors:
+            raise errors[0]

@@ -8,6 +8,7 @@ quarter of its bundles. Otherwise every role with cards has a group of its own. 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ class Seat:
 
 
 class Placement:
-    """Placement groups of one run. `create` blocks; `remove` gives the cards back."""
+    """Placement groups of one run. `remove` gives the cards back."""
 
     def __init__(self, resource: Mapping[str, RoleResource], *, colocate: bool, gpus: bool) -> None:
         self._colocate, self._gpus = colocate, gpus
@@ -36,17 +37,17 @@ class Placement:
         self._groups: dict[str, Any] = {}
         self._order: dict[str, list[int]] = {}
 
-    def create(self) -> None:
+    async def create(self) -> None:
         """Reserve every group, or raise naming what could not be placed in time."""
-        import ray
         from ray.util.placement_group import placement_group
 
         card = {"GPU": 1.0} if self._gpus else {SLOT: 1.0}
         self._groups = {name: placement_group([card] * size) for name, size in self._sizes.items()}
         for name, group in self._groups.items():
             try:
-                ray.get(group.ready(), timeout=READY_TIMEOUT_S)
-            except ray.exceptions.GetTimeoutError:
+                async with asyncio.timeout(READY_TIMEOUT_S):
+                    await group.ready()
+            except TimeoutError:
                 self.remove()
                 raise InfrastructureError(
                     f"no place for {self._sizes[name]} cards of {name} within {READY_TIMEOUT_S:g} s: other jobs hold "
@@ -75,6 +76,21 @@ class Placement:
 
     def _group_of(self, role: str) -> str:
         return "shared" if self._colocate and role in SHARED else role
+
+
+def check_slots(resource: Mapping[str, RoleResource], *, colocate: bool, total: float, free: float) -> None:
+    """Raise where a cluster without GPUs can never, or not now, give a slot to every rank and engine."""
+    needed = sum(group_sizes(resource, colocate=colocate).values())
+    if total < needed:
+        raise InfrastructureError(
+            f"--resource needs {needed} cards; this Ray cluster has no GPUs and {total:g} of the resource "
+            f"{SLOT!r} that stands for them: start it with `ray start --head --resources='{{\"{SLOT}\": {needed}}}'`"
+        )
+    if free < needed:
+        raise InfrastructureError(
+            f"--resource needs {needed} of the cluster's resource {SLOT!r}, and {free:g} of {total:g} are free: other "
+            "jobs hold them (see `ray status`)"
+        )
 
 
 def group_sizes(resource: Mapping[str, RoleResource], *, colocate: bool) -> dict[str, int]:

@@ -34,8 +34,6 @@ class StepMetrics:
 
     def rollout_report(self, report: RolloutReport) -> None:
         self._sampled += report.sampled_tokens
-        for _, reason in report.dropped:
-            self.dropped(reason)
         failed = sum(report.failures.values())
         if failed:
             self._metrics.count("rollout/failed_samples", failed)
@@ -63,8 +61,11 @@ class StepMetrics:
             metrics.gauge(f"train/{name}", value)
         self._trained_tokens = report.metrics.get("ratio", (0.0, 0.0))[1]
         metrics.count("train/trained_tokens", self._trained_tokens)
-        if "forward_backward" in report.seconds:
-            metrics.gauge("perf/forward_backward_s", report.seconds["forward_backward"])
+        computing = [report.seconds[name] for name in ("pack", "forward", "backward") if name in report.seconds]
+        if computing:
+            metrics.gauge("perf/forward_backward_s", sum(computing))
+        if "step" in report.seconds:
+            metrics.gauge("perf/optimizer_s", report.seconds["step"])
         if "data_wait" in report.seconds:
             metrics.gauge("perf/wait_s/actor_data", report.seconds["data_wait"])
         if report.engine_difference_max is not None:

@@ -78,19 +78,28 @@ class TrainingLoop:
     dataset_digest: str = ""
     digest: str = ""  # chained over all trained groups
     on_step: Callable[[int], Awaitable[None]] | None = None
+    on_versions: Callable[[WeightManifest, dict[str, int]], Awaitable[None]] | None = None  # published, {engine: held}
+    stop_requested: bool = False  # by a role's /stop_service; the run ends after the rollout in training
+    _stopping: bool = False
     _orders: dict[int, GroupOrder] = field(default_factory=dict)  # admitted and not yet contained
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _bound: asyncio.Queue[ReleaseReport] = field(default_factory=asyncio.Queue)
     _eval: asyncio.Task[None] | None = None
     _last_saved: int = -1
+    _training: bool = False  # the train loop has a rollout in hand
 
     async def run(self) -> None:
         """Train until the scheduler is finished. The first failure cancels the other loops and is raised as it is."""
         await self._first_version()
         try:
             async with asyncio.TaskGroup() as loops:
-                for loop in (self._admit, self._collect, self._train):
+                feeding = [
                     loops.create_task(loop(), name=f"controller.{loop.__name__.strip('_')}")
+                    for loop in (self._admit, self._collect)
+                ]
+                await self._train()
+                for task in feeding:  # they have ended by themselves, unless a stop was requested
+                    task.cancel()
         except BaseExceptionGroup as group:
             raise first_error(group) from None
         finally:
@@ -139,10 +148,9 @@ class TrainingLoop:
             need = max(1, self.scheduler.needed())
             report = await self.roles.rollout.report(need, PATIENCE_S)
             now = self.clock.now()
-            if report.accepted or report.dropped:
+            waits_for_training = self._training and not self._waiting_for_rollout()
+            if report.accepted or report.dropped or waits_for_training:
                 last_progress = now
-            elif not self._waiting_for_rollout():
-                last_progress = now  # the gate is closed: generation waits for training, not the reverse
             elif now - last_progress > self.settings.rollout_deadline_s:
                 raise InfrastructureError(
                     f"no group ended for {now - last_progress:.0f} s while rollout {self.scheduler.next_rollout} "
@@ -155,10 +163,12 @@ class TrainingLoop:
         return any(group.state.value == "admitted" for group in self.scheduler.open.values())
 
     async def _apply(self, report: RolloutReport) -> None:
+        self.stop_requested |= report.stop_requested
         self.metrics.rollout_report(report)
         for group, reason in report.dropped:
             if group in self.scheduler.open:
                 self.decide(ev.Dropped(group, reason))
+                self.metrics.dropped(reason)
                 self._orders.pop(group, None)
         for accepted in report.accepted:
             if accepted.group in self.scheduler.open:
@@ -172,29 +182,37 @@ class TrainingLoop:
         await self._notify()
 
     async def _abandon(self) -> None:
-        """Drop what no later rollout may train; its prompts are drawn again unless the run has enough."""
+        """Drop what no later rollout may train; its prompts are drawn again, under new ids."""
         drops = self.scheduler.unusable()
         for event in drops:
             self.decide(event)
             self.metrics.dropped(event.reason)
-            self._orders.pop(event.group, None)
+            order = self._orders.pop(event.group)
+            self.order.draw_again(order.epoch, order.row)
         if drops:
             await self.roles.rollout.abandon(tuple(event.group for event in drops))
 
     async def _train(self) -> None:
-        while not self.scheduler.finished:
+        while not self.scheduler.finished and not self._stopping:
             rollout_id = self.scheduler.stepped
             waited = self.clock.now()
             release = await self._bound.get()
+            self._training = True
             self.metrics.start_step(self.clock.now() - waited)
             await self._train_one(rollout_id, release)
+            self._stopping = self.stop_requested  # a request that comes later ends the run after the next rollout
+            shared = self.settings.mode == "colocate"
+            if shared:  # a publish puts the actor to sleep
+                await self._save_if_due(rollout_id)
             if self._is_due(rollout_id, self.settings.update_weights_interval) or self._is_last(rollout_id):
                 await self._publish(rollout_id + 1)
-            await self._save_if_due(rollout_id)
+            if not shared:  # engines get the new weights first
+                await self._save_if_due(rollout_id)
             await self._evaluate_if_due(rollout_id)
             self.metrics.finish_step(rollout_id, self.scheduler)
             if self.on_step is not None:
                 await self.on_step(rollout_id)
+            self._training = False
         if self._eval is not None:
             await self._eval
 
@@ -205,7 +223,7 @@ class TrainingLoop:
         self.decide(ev.Taken(rollout_id, 0))
         groups = release.groups
         forwards = [role.score(rollout_id, groups) for role in (self.roles.reference, self.roles.actor_fwd) if role]
-        advantages, *_ = await asyncio.gather(
+        advantages, *scored = await asyncio.gather(
             self.roles.advantages.compute(rollout_id, tuple(g.group for g in groups)), *forwards
         )
         started = self.clock.now()
@@ -219,6 +237,7 @@ class TrainingLoop:
             measure_difference=self.settings.measure_difference and rollout_id == 0,
         )
         report: TrainReport = await self.roles.actor.train(task)
+        self.stop_requested |= any(answer.stop_requested for answer in (report, advantages, *scored))
         self.digest = chain_digest(self.digest, groups)
         self.decide(ev.Stepped(rollout_id, self.digest))
         for group in groups:
@@ -236,6 +255,7 @@ class TrainingLoop:
         self.decide(ev.Published(version))
         for status in self._usable(await self.roles.rollout.install(manifest)):
             self.decide(ev.EngineJoined(status.engine, version))
+        await self._tell_versions(manifest)
         if self.roles.actor_fwd is not None and version > 0:
             await self.roles.actor_fwd.load_version(manifest)
         if self.settings.mode == "colocate":
@@ -263,9 +283,15 @@ class TrainingLoop:
         if shared:
             await self.roles.rollout.onload(("kv_cache",))
         for status in self._usable(statuses):
-            self.decide(ev.Installed(status.engine, version))
+            known = status.engine in self.scheduler.engines
+            self.decide((ev.Installed if known else ev.EngineJoined)(status.engine, version))
+        await self._tell_versions(manifest)
         self.metrics.synced(self.clock.now() - started, max((s.stall_s for s in statuses), default=0.0))
         await self._notify()
+
+    async def _tell_versions(self, manifest: WeightManifest) -> None:
+        if self.on_versions is not None:
+            await self.on_versions(manifest, dict(self.scheduler.engines))
 
     async def _refresh_reference(self, manifest: WeightManifest) -> None:
         if self.roles.reference is not None:
@@ -289,7 +315,7 @@ class TrainingLoop:
     # ------------------------------------------------------------------ evaluation, checkpoints
 
     async def _evaluate_if_due(self, rollout_id: int) -> None:
-        if not self.settings.eval_interval:
+        if not self.settings.eval_interval or self._stopping:
             return
         if self._is_due(rollout_id, self.settings.eval_interval) or self._is_last(rollout_id):
             if self._eval is not None:
@@ -322,9 +348,11 @@ class TrainingLoop:
             rollout_id=rollout_id,
             next_group=self.scheduler.next_group,
             prompts_drawn=self.order.drawn,
-            open_groups=tuple(self._orders[number] for number in sorted(self._orders)),
+            open_groups=(*(self._orders[number] for number in sorted(self._orders)), *self.order.waiting),
             dataset_digest=self.dataset_digest,
             digest=self.digest,
+            optimizer_steps=self.metrics.num_steps,
+            draw_again=self.order.postponed,
         )
         path = await write_checkpoint(self.settings.save_dir, state, self.roles.actor.save)
         self.decide(ev.Checkpointed(rollout_id, str(path)))
@@ -336,7 +364,7 @@ class TrainingLoop:
         return (rollout_id + 1) % interval == 0
 
     def _is_last(self, rollout_id: int) -> bool:
-        return rollout_id + 1 >= self.scheduler.settings.num_rollouts
+        return self._stopping or rollout_id + 1 >= self.scheduler.settings.num_rollouts
 
     async def _notify(self) -> None:
         async with self._changed:

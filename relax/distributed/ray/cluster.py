@@ -29,6 +29,8 @@ class Cluster:
     address: str
     private: bool
     gpus: int
+    slots: float = 0.0  # of the resource that stands for a card
+    free_slots: float = 0.0
     temp_dir: Path | None = None
 
     def close(self) -> None:
@@ -40,6 +42,11 @@ class Cluster:
             shutil.rmtree(self.temp_dir, ignore_errors=True)
 
 
+def joins_cluster() -> bool:
+    """Whether `connect` will look for a cluster that is there."""
+    return bool(os.environ.get("RAY_ADDRESS")) or CURRENT_CLUSTER.exists()
+
+
 def connect(*, namespace: str, slots: int, dashboard: bool, env: Mapping[str, str]) -> Cluster:
     """Join the cluster of RAY_ADDRESS, else the one that `ray start` started here, else start a private one.
 
@@ -47,6 +54,7 @@ def connect(*, namespace: str, slots: int, dashboard: bool, env: Mapping[str, st
     `ray job submit` takes it; it names no cluster that a driver could join.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    _quiet_logs()
     address = os.environ.get("RAY_ADDRESS", "")
     if address.startswith("http://") or address.startswith("https://"):
         logger.info("RAY_ADDRESS=%s is a job address; looking for the cluster of this node instead", address)
@@ -59,6 +67,14 @@ def connect(*, namespace: str, slots: int, dashboard: bool, env: Mapping[str, st
         if joined is not None:
             return joined
     return _start_private(namespace, slots, dashboard, env)
+
+
+def _quiet_logs() -> None:
+    """Only what went wrong reaches the console; the driver handles signals itself, on its own event loop."""
+    import ray  # noqa: F401 - sets its loggers up
+
+    logging.getLogger("ray._private.worker").addFilter(lambda record: "SIGTERM handler" not in record.getMessage())
+    logging.getLogger("ray").setLevel(logging.WARNING)
 
 
 def _join(address: str, namespace: str, env: Mapping[str, str]) -> Cluster | None:
@@ -78,7 +94,8 @@ def _join(address: str, namespace: str, env: Mapping[str, str]) -> Cluster | Non
                 f"RAY_ADDRESS={address}: {error}; check it with `ray status`, or unset it to start a private cluster"
             ) from error
         return None  # the file of a cluster that is gone
-    return Cluster(address, False, int(ray.cluster_resources().get("GPU", 0)))
+    total, free = ray.cluster_resources(), ray.available_resources()
+    return Cluster(address, False, int(total.get("GPU", 0)), total.get(SLOT, 0.0), free.get(SLOT, 0.0))
 
 
 def _start_private(namespace: str, slots: int, dashboard: bool, env: Mapping[str, str]) -> Cluster:
@@ -91,7 +108,21 @@ def _start_private(namespace: str, slots: int, dashboard: bool, env: Mapping[str
     options: dict[str, Any] = {}
     if _cuda_gpus() == 0:
         options["num_gpus"] = 0
-    context = ray.init(
+    try:
+        context = _init_private(temp_dir, namespace, slots, dashboard, options)
+    except Exception as error:  # Ray raises many kinds; whatever had started ends here
+        ray.shutdown()
+        shutil.rmtree(temp_dir, ignore_errors=True)
+        raise InfrastructureError(f"Ray did not start: {type(error).__name__}: {error}") from error
+    logger.info("private ray cluster started address=%s", context.address_info["gcs_address"])
+    gpus, places = int(ray.cluster_resources().get("GPU", 0)), float(max(1, slots))
+    return Cluster(context.address_info["gcs_address"], True, gpus, places, places, temp_dir)
+
+
+def _init_private(temp_dir: Path, namespace: str, slots: int, dashboard: bool, options: dict[str, Any]) -> Any:
+    import ray
+
+    return ray.init(
         address="local",
         namespace=namespace,
         num_cpus=max(MIN_CPUS, os.cpu_count() or 1),
@@ -104,8 +135,6 @@ def _start_private(namespace: str, slots: int, dashboard: bool, env: Mapping[str
         _node_ip_address="127.0.0.1",
         **options,
     )
-    logger.info("private ray cluster started address=%s", context.address_info["gcs_address"])
-    return Cluster(context.address_info["gcs_address"], True, int(ray.cluster_resources().get("GPU", 0)), temp_dir)
 
 
 def _cuda_gpus() -> int:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from relax.utils.errors import InfrastructureError, RelaxError, RoleLost
+from relax.utils.errors import InfrastructureError, InternalError, RelaxError, RoleLost
 
 
 class RemoteRole:
@@ -54,11 +54,18 @@ async def translated(reference: Any, what: str, log_path: Path | None = None) ->
     try:
         return await reference
     except exceptions.RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, RelaxError):
-            cause.add_note(f"raised in {what}:\n{error.traceback_str}")
-            raise cause from None
-        raise InfrastructureError(f"{what} failed: {error.traceback_str}") from None
+        raise of_worker(error.cause, str(error), what) from None
     except exceptions.RayActorError as error:
         log = f"; its log is {log_path}" if log_path else ""
-        raise RoleLost(f"the process of {what} died: {str(error).splitlines()[0]}{log}") from error
+        raise RoleLost(f"the process of {what} died: {str(error).splitlines()[0]}{log}") from None
+    except exceptions.RayError as error:
+        raise InfrastructureError(f"{what}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+
+
+def of_worker(cause: BaseException, remote_traceback: str, what: str) -> RelaxError:
+    """What the driver raises for an error of a worker: Relax's own as it was, others by whose fault they are."""
+    if not isinstance(cause, RelaxError):
+        kind = InfrastructureError if isinstance(cause, (OSError, MemoryError)) else InternalError
+        cause = kind(f"{what} failed: {type(cause).__name__}: {cause}")
+    cause.add_note(f"raised in {what}:\n{remote_traceback}")
+    return cause

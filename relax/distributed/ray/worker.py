@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from relax.utils.errors import InternalError
+from relax.utils.http_utils import close_session
 
 
 class Worker:
@@ -32,6 +33,7 @@ class Worker:
         for module in preload:  # import while other processes start
             importlib.import_module(module)
         self._roles: dict[str, Any] = {}
+        self._stopped = asyncio.Event()
 
     async def ready(self) -> dict[str, Any]:
         return {"pid": os.getpid(), "host": _node_ip()}
@@ -58,8 +60,13 @@ class Worker:
         result = getattr(self._roles[role], method)(*args)
         return await result if inspect.isawaitable(result) else result
 
+    async def wait_stopped(self) -> None:
+        """Return when the worker is told to stop. A caller that waits here hears at once when the process dies."""
+        await self._stopped.wait()
+
     async def stop(self) -> None:
         """Stop every role, the last one first; the first error is raised after all have been asked."""
+        self._stopped.set()
         errors = []
         for role in reversed(list(self._roles)):
             built = self._roles.pop(role)
@@ -67,6 +74,7 @@ class Worker:
                 await asyncio.wait_for(built.stop(), 60.0)
             except Exception as error:  # the caller is told below; the other roles must stop too
                 errors.append(error)
+        await close_session()
         if errors:
             raise errors[0]
 

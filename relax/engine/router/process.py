@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 START_TRIES = 3  # a free port may be taken between its choice and its use
+WATCH_S = 0.5
 STOP_WAIT_S = 5.0
 CALL_TIMEOUT_S = 10.0
 
@@ -196,6 +197,13 @@ class RouterProcess:
     async def _find(self, url: str) -> dict[str, Any] | None:
         wanted = url.rstrip("/")
         return next((w for w in await self.workers() if w["url"].rstrip("/") == wanted), None)
+
+    async def wait_ended(self) -> str:
+        """Wait until the process ends without having been stopped -> what its end looked like."""
+        while True:
+            if self._process is not None and (code := self._process.poll()) is not None:
+                return f"the router at {self.url} ended with exit code {code}; log: {self._log_path}"
+            await self._clock.sleep(WATCH_S)
 
     async def stop(self) -> None:
         """End the process and wait for it. Idempotent."""

@@ -1,0 +1,69 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""Weights of a published version into a rank's shards: what reference and actor_fwd take between rollouts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from relax.backends.fsdp.optimizer import Shard
+from relax.distributed.checkpoint_service.publishers import read_version
+from relax.utils.errors import WeightSyncError
+
+PREFIXES = ("", "thinker.")  # an omni thinker is published under the name that its engine knows
+_FUSED = re.compile(r"^(.*\bmlp\.experts)\.(gate_up_proj|down_proj)$")
+
+
+def take_published(folder: Path, shards: list[Shard]) -> None:
+    """Copy every parameter from the version's file; nothing changes unless all of them are there in their shapes.
+
+    Names are the trainer's, or those that `naming.sglang_names` made of them.
+    """
+    _, tensors = read_version(folder)
+    whole = {shard.name: _find(shard.name, tensors) for shard in shards}
+    wrong = []
+    for shard in shards:
+        found, wanted = whole[shard.name], list(shard.parameter.shape)
+        if found is None or list(found.shape) != wanted:
+            wrong.append(f"{shard.name}: {'absent' if found is None else list(found.shape)}, expected {wanted}")
+    if wrong:
+        raise WeightSyncError(f"{folder} does not hold this model's weights: {'; '.join(wrong[:8])}")
+    with torch.no_grad():
+        for shard in shards:
+            _copy(shard, whole[shard.name])  # type: ignore[arg-type]
+
+
+def _copy(shard: Shard, tensor: Tensor) -> None:
+    parameter = shard.parameter
+    if isinstance(parameter, DTensor):
+        tensor = tensor.to(parameter.device)
+        piece = distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        tensor = piece.to_local()
+    shard.master.data.copy_(tensor)
+    shard.publish()
+
+
+def _find(name: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    for prefix in PREFIXES:
+        if prefix + name in tensors:
+            return tensors[prefix + name]
+        fused = _FUSED.match(prefix + name)
+        if fused and f"{fused[1]}.0.down_proj.weight" in tensors:
+            return _fuse(fused[1], fused[2], tensors)
+    return None
+
+
+def _fuse(experts: str, kind: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The fused tensor that `sglang_names` has split."""
+    matrices = []
+    while (key := f"{experts}.{len(matrices)}") and f"{key}.down_proj.weight" in tensors:
+        if kind == "down_proj":
+            matrices.append(tensors[f"{key}.down_proj.weight"])
+        else:
+            matrices.append(torch.cat([tensors[f"{key}.{half}_proj.weight"] for half in ("gate", "up")]))
+    return torch.stack(matrices)
