@@ -5,23 +5,25 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from relax.backends.exact import attention, experts, media
+from relax.backends.exact import attention, experts, media, windows
 from relax.backends.exact.logprobs import distribution, head_logits, token_log_probs
 from relax.backends.exact.media import EncodedItem, PlacedItem
 from relax.backends.exact.segments import AttentionPlan, query_multiple
 from relax.utils.errors import ConfigError, DataError, InternalError
 from relax.utils.types import MediaFeatures
 
+T = TypeVar("T")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 AttentionName = Literal["exact", "sdpa"]
+KNOWN_LAYOUTS = 2048  # prompts whose rotary positions and placeholder rows are kept
 _ATTENTION = {"exact": attention.EXACT, "sdpa": attention.SDPA}
 # Configs that hold a thinker beside other models; the thinker is what is trained and served.
 _THINKERS = {
@@ -99,6 +101,9 @@ class ExactModel(nn.Module):
         if self.value_head is not None:
             nn.init.zeros_(self.value_head.weight)
         self.placeholder_ids = media.placeholder_ids(self.config) if self.towers else {}
+        self._marks = media.MediaMarks(self.config, self.text_config.vocab_size) if self.towers else None
+        self._positions: dict[Hashable, np.ndarray] = {}
+        self._rows: dict[Hashable, list[np.ndarray]] = {}
 
     # ------------------------------------------------------------------ structure
 
@@ -161,12 +166,13 @@ class ExactModel(nn.Module):
                 experts.check_experts(module)
 
     def _install(self, text_model: nn.Module) -> None:
-        """Point the text model (never the towers) at our attention and experts."""
+        """Point the text model at our attention and experts, and the towers at batched windows of shipped attention."""
         for module in text_model.modules():
             config = getattr(module, "config", None)
             if config is not None:
                 config._attn_implementation = _ATTENTION[self.attn]
                 config._experts_implementation = experts.NAME
+        windows.install(self.towers.values())
 
     # ------------------------------------------------------------------ media and positions
 
@@ -188,18 +194,32 @@ class ExactModel(nn.Module):
         encode = media.encode_visual if name == "visual" else media.encode_audio
         return encode(self.towers[name], features)
 
+    def holds_media(self, tokens: np.ndarray) -> bool:
+        """Whether a placeholder of any kind is among `tokens`."""
+        return self._marks is not None and self._marks.any_placeholder(tokens)
+
     def media_rows(self, tokens: np.ndarray, features: Sequence[MediaFeatures]) -> list[np.ndarray]:
         """Rows of `tokens` that each item fills; raises DataError when placeholders and features differ."""
-        return media.media_rows(tokens, features, self.placeholder_ids)
+        if self._marks is None:
+            return media.media_rows(tokens, features, self.placeholder_ids)
+        return _remember(
+            self._rows,
+            self._marks.layout(tokens, features),
+            lambda: media.media_rows(tokens, features, self.placeholder_ids),
+        )
 
     def positions(self, tokens: np.ndarray, features: Sequence[MediaFeatures] = ()) -> np.ndarray:
-        """Rotary positions of one sequence alone: `[T]`, or `[3, T]` when it holds media. int64.
+        """Rotary positions of one sequence alone: `[T]`, or `[3, T]` when it holds media. int64, not to be changed.
 
         The token after the sequence has position `positions.max() + 1` in every row.
         """
         tokens = np.asarray(tokens, np.int64)
-        if not features:
+        if not features or self._marks is None:
             return np.arange(len(tokens))
+        key = self._marks.layout(tokens, features)
+        return _remember(self._positions, key, lambda: self._media_positions(tokens, features))
+
+    def _media_positions(self, tokens: np.ndarray, features: Sequence[MediaFeatures]) -> np.ndarray:
         ids = torch.from_numpy(tokens)[None]
         mask = torch.ones_like(ids)
         grids = {k: _stack(features, f"{k}_grid_thw", k) for k in ("image", "video")}
@@ -289,6 +309,17 @@ class ExactModel(nn.Module):
             layer._gradient_checkpointing_func = _checkpoint
 
 
+def _remember(known: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
+    """The value of a layout seen before; the oldest half of many is forgotten."""
+    found = known.get(key)
+    if found is None:
+        found = known[key] = make()
+        if len(known) > KNOWN_LAYOUTS:
+            for old in list(known)[: KNOWN_LAYOUTS // 2]:
+                known.pop(old, None)
+    return found
+
+
 def _checkpoint(function: Any, *args: Any) -> Any:
     return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
 
@@ -304,7 +335,8 @@ def _stack(features: Sequence[MediaFeatures], name: str, kind: str) -> Tensor | 
     absent = [f.sha256[:12] for f in chosen if name not in f.tensors]
     if absent:
         raise DataError(f"{kind} {absent[0]}: features hold no {name}")
-    return torch.stack([torch.as_tensor(f.tensors[name]).squeeze() for f in chosen])
+    # arrays that came over the bus are read-only, which torch warns of: these few numbers are copied
+    return torch.stack([torch.tensor(f.tensors[name]).squeeze() for f in chosen])
 
 
 def _seconds_per_grid(features: Sequence[MediaFeatures]) -> Tensor | None:
