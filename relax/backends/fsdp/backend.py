@@ -22,6 +22,7 @@ from relax.backends.fsdp.batches import PackedBatch, pack, towers_used
 from relax.backends.fsdp.distributed import Ranks
 from relax.backends.fsdp.forward import ForwardOptions, TrainingModel
 from relax.backends.fsdp.optimizer import Shard, ShardedAdamW
+from relax.backends.fsdp.published import take_published
 from relax.utils.errors import ConfigError, Divergence, InternalError
 
 _NEEDS = frozenset({"log_probs", "entropy", "values"})
@@ -311,6 +312,11 @@ class FsdpBackend:
         current = [shard.master.detach().clone() for shard in self._shards]
         self._restore(self._kept[tag])
         return current
+
+    def load_weights(self, folder: Path) -> None:
+        """Take the weights of a published version. Each rank reads the file and keeps its own piece."""
+        _ = self.model
+        take_published(Path(folder), self._shards)
 
     def _restore(self, weights: list[Tensor] | None) -> None:
         for shard, data in zip(self._shards, weights or [], strict=weights is not None):
