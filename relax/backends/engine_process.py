@@ -120,9 +120,8 @@ class EngineProcess:
         if code is not None:
             raise EngineLost(f"the engine ended with exit code {code} before it was ready{self._log_tail()}")
         if self._clock.now() >= end:
-            raise EngineLost(
-                f"the engine was not ready within {self._timeout_s:g} s (--rollout-engine-init-timeout){self._log_tail()}"
-            )
+            limit = f"{self._timeout_s:g} s (--rollout-engine-init-timeout)"
+            raise EngineLost(f"the engine was not ready within {limit}{self._log_tail()}")
 
     def _log_tail(self) -> str:
         path = self._config.log_path

@@ -291,7 +291,7 @@ class RayDeployment:
     # ------------------------------------------------------------------ stop
 
     async def stop(self) -> None:
-        """Stop roles, engines, router, doors, bus and cluster, in this order. Errors are logged, nothing is skipped."""
+        """Stop roles, engines, router, doors, bus, cluster, in this order. Errors are logged, nothing is skipped."""
         if self._threads:
             await asyncio.wait(self._threads, timeout=THREAD_WAIT_S)
         if self._cluster is None:
