@@ -95,7 +95,7 @@ class TrainBackend(Protocol):
     def open(self, model: ModelSpec, optimizer: OptimizerSpec | None) -> RankInfo: ...
 
     def score(self, part: Part, needs: frozenset[str], tag: str = "actor") -> dict[tuple[int, int], dict[str, np.ndarray]]:
-        """Forward only: {(group, index): {"log_probs": float32 [R], "entropy": ...}} under the weights `tag`."""
+        """Forward only: {uid of the sequence: {"log_probs": float32 [R], "entropy": ...}} under the weights `tag`."""
         ...
 
     def backward(self, part: Part, loss: LossFunction) -> StepStats:

@@ -118,16 +118,17 @@ class TrainSequence:
     """
 
     group: int
-    index: int
+    index: int  # equal for the samples that one generate call fanned out
     tokens: np.ndarray  # int32 [T]
     prompt_len: int
     loss_mask: np.ndarray  # uint8 [R]
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     media: tuple[MediaFeatures, ...] = ()
+    place: int | None = None  # among all samples of the group, fan-out included; None: the index
 
     @property
     def uid(self) -> tuple[int, int]:
-        return (self.group, self.index)
+        return (self.group, self.index if self.place is None else self.place)
 
     @property
     def response_len(self) -> int:
@@ -162,4 +163,5 @@ def sequences(
             loss_mask=rollout["loss_mask"][start:end],
             columns={name: np.asarray(values[start:end], np.float32) for name, values in aligned.items()},
             media=tuple(media),
+            place=place,
         )

@@ -1,8 +1,8 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """Events of the journal. Decisions change the life cycle; observations only describe it.
 
-Order is the journal's sequence number. Wall time appears in observations alone, so two runs that decide alike have equal
-decisions.
+Order is the journal's sequence number. Wall time appears in observations alone, so two runs that decide alike have
+equal decisions.
 """
 
 from __future__ import annotations

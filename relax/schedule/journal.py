@@ -1,7 +1,7 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """The journal (ledger): the only authority on what was admitted, trained, published and installed.
 
-One JSONL file a writer below `{run_dir}/journal/`. The first line is `{"schema": 1, "writer": ..., "incarnation": ...}`.
+One JSONL file a writer below `{run_dir}/journal/`, its first line `{"schema": 1, "writer": ..., "incarnation": ...}`.
 Lines are buffered and flushed about every 50 ms by whoever owns the writer; an event whose class is `durable`
 (bound, published, checkpoint, ended) is on disk before `append` returns.
 """

@@ -15,8 +15,8 @@ The bind: the gate alone bounds how many groups wait, not how long one of them d
 again and again would grow too old. A group admitted at version v has the deadline v + max_staleness: the last
 rollout that may train it. `bind` takes groups in completion order as long as those that are left can still meet their
 deadlines, `max_staleness` rollouts later at most. So no token is ever too old, nothing is thrown away, and
-slow (long) answers are trained as often as quick ones. Policy "drop" takes completion order as it is and drops what grew
-too old; over-sampling implies it, since its surplus is there to be dropped.
+slow (long) answers are trained as often as quick ones. Policy "drop" takes completion order as it is and drops what
+grew too old; over-sampling implies it, since its surplus is there to be dropped.
 
 Every change goes through `apply(event)`, so that replaying a journal rebuilds the state.
 """
@@ -91,8 +91,8 @@ class Scheduler:
 
     def admissible(self) -> int:
         """How many groups may be admitted now."""
-        if not self.engines:
-            return 0
+        if not self.engines or self.serving_version + self.settings.max_staleness < self.next_rollout:
+            return 0  # what were admitted now would be too old for every rollout that is still to be bound
         room = self.settings.capacity - len(self.open)
         # What the rest of the run can still use; without the cap the end of a run generates for nobody.
         useful = self.settings.num_rollouts * self.settings.rollout_batch_size + self.settings.surplus
@@ -141,8 +141,9 @@ class Scheduler:
     def _meeting_deadlines(self, size: int) -> tuple[int, ...] | None:
         """The first `size` finished groups, in completion order, that leave every deadline of the others feasible.
 
-        With N(d) unbound groups of deadline <= d, rollouts r .. d can still take (d - r + 1) * size of them. So at least
-        N(d) - (d - r) * size of the seats of rollout r belong to deadlines <= d, and at most the rest to later ones.
+        With N(d) unbound groups of deadline <= d, rollouts r .. d can still take (d - r + 1) * size of them. So at
+        least N(d) - (d - r) * size of the seats of rollout r belong to deadlines <= d, and at most the rest to later
+        ones.
         """
         deadlines = {
             g.group: g.version + self.settings.max_staleness

@@ -1,0 +1,277 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""What must hold after any schedule, found from the evidence alone: journal, trace files, trained rows, tables.
+
+Nothing of the scheduler is used: ages, open groups and digests are counted again here, in the plainest way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import struct
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from relax.schedule import events as ev
+from tests.simulation.world import Plan, World
+
+EVERY_STEP = (
+    "rollout/reward/mean",
+    "train/policy_loss",
+    "train/grad_norm",
+    "perf/step_s",
+    "rollout/sampled_tokens",
+)
+
+
+def violations(world: World, *, finished: bool = True) -> list[str]:
+    """Every broken promise as a sentence; empty when all hold."""
+    blocks = trace_blocks(world)
+    found = [*life_cycle(world.journal.events), *rollouts(world, finished), *order_of_events(world.journal.events)]
+    found += [*gate(world.plan, world.journal.events), *ages(world, blocks), *digests(world, blocks)]
+    found += [*trained_rows(world, blocks), *log_probs(world, blocks), *metrics(world, finished), *pinned(world)]
+    return found
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def trace_blocks(world: World) -> dict[int, tuple[str, dict[str, np.ndarray]]]:
+    """{group: (digest of the bytes, columns)}, read by the format's description alone."""
+    out = {}
+    for event in world.journal.events:
+        if isinstance(event, ev.Completed):
+            data = (world.folder / "trace" / event.file).read_bytes()[event.offset : event.offset + event.length]
+            out[event.group] = (hashlib.blake2b(data, digest_size=16).hexdigest(), safetensors(data))
+    return out
+
+
+def safetensors(data: bytes) -> dict[str, np.ndarray]:
+    (size,) = struct.unpack_from("<Q", data)
+    header, body = json.loads(data[8 : 8 + size]), data[8 + size :]
+    dtypes = {"F64": "f8", "F32": "f4", "I64": "i8", "I32": "i4", "U8": "u1"}
+    columns = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            start, end = entry["data_offsets"]
+            columns[name] = np.frombuffer(body[start:end], dtypes[entry["dtype"]]).reshape(entry["shape"])
+    return columns
+
+
+def of_kind(events: list[ev.Event], kind: type) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+# ---------------------------------------------------------------------- promises
+
+
+def life_cycle(events: list[ev.Event]) -> list[str]:
+    """Each admitted group ends once: trained, or dropped for a reason, or still open at the end."""
+    found, state, reasons = [], {}, Counter()
+    for event in events:
+        if isinstance(event, ev.Admitted):
+            if event.group in state:
+                found.append(f"group {event.group} was admitted twice")
+            state[event.group] = "admitted"
+        elif isinstance(event, ev.Accepted):
+            if state.get(event.group) != "admitted":
+                found.append(f"group {event.group} was accepted while {state.get(event.group)}")
+            state[event.group] = "accepted"
+        elif isinstance(event, ev.Dropped):
+            if state.get(event.group) not in ("admitted", "accepted"):
+                found.append(f"group {event.group} was dropped while {state.get(event.group)}")
+            state[event.group] = "dropped"
+            reasons[event.reason] += 1
+            if not event.reason:
+                found.append(f"group {event.group} was dropped without a reason")
+        elif isinstance(event, ev.Bound):
+            for group in event.groups:
+                if state.get(group) != "accepted":
+                    found.append(f"group {group} was bound while {state.get(group)}")
+                state[group] = "bound"
+    return found
+
+
+def rollouts(world: World, finished: bool) -> list[str]:
+    """Each rollout has exactly its number of groups, in order, and prompts come in the order of the data set."""
+    plan, events, found = world.plan, world.journal.events, []
+    bound = of_kind(events, ev.Bound)
+    if finished and len(bound) != plan.rollouts:
+        found.append(f"{len(bound)} rollouts were bound, not {plan.rollouts}")
+    for number, event in enumerate(bound):
+        if len(set(event.groups)) != plan.batch:
+            found.append(f"rollout {number} has {len(set(event.groups))} groups, not {plan.batch}")
+    trained = [event.rollout_id for event in of_kind(events, ev.Stepped)]
+    if trained != list(range(len(trained))) or (finished and len(trained) != plan.rollouts):
+        found.append(f"rollouts were trained in the order {trained}")
+    return found
+
+
+def order_of_events(events: list[ev.Event]) -> list[str]:
+    """Traced before accepted; bound, taken, trained, published, installed in this order."""
+    found, traced, bound, taken, stepped, published = [], set(), set(), set(), 0, -1
+    for event in events:
+        if isinstance(event, ev.Completed):
+            traced.add(event.group)
+        elif isinstance(event, ev.Accepted) and event.group not in traced:
+            found.append(f"group {event.group} was accepted before it was in the trace")
+        elif isinstance(event, ev.Bound):
+            bound.add(event.rollout_id)
+        elif isinstance(event, ev.Taken):
+            taken.add(event.rollout_id)
+            if event.rollout_id not in bound:
+                found.append(f"rollout {event.rollout_id} was taken before it was bound")
+        elif isinstance(event, ev.Stepped):
+            if event.rollout_id not in taken:
+                found.append(f"rollout {event.rollout_id} was trained before it was taken")
+            stepped = event.rollout_id + 1
+        elif isinstance(event, ev.Published):
+            if event.version > stepped:
+                found.append(f"version {event.version} was published after {stepped} trained rollouts")
+            published = event.version
+        elif isinstance(event, ev.Installed | ev.EngineJoined) and event.version > published:
+            found.append(f"{event.engine} got version {event.version} before it was published")
+        elif isinstance(event, ev.Resumed):
+            stepped = event.rollout_id + 1
+            bound, taken = set(range(stepped)), set(range(stepped))
+    return found
+
+
+def gate(plan: Plan, events: list[ev.Event]) -> list[str]:
+    """Open groups stay within (staleness + 1) rollouts plus the surplus; none is admitted too late to be trained."""
+    found, engines, open_groups, next_rollout = [], {}, {}, 0
+    limit = (plan.staleness + 1) * plan.batch + plan.surplus
+    for event in events:
+        if isinstance(event, ev.Admitted):
+            open_groups[event.group] = None
+            if len(open_groups) > limit:
+                found.append(f"{len(open_groups)} groups are open at the admission of {event.group}, limit {limit}")
+            if min(engines.values()) + plan.staleness < next_rollout:
+                found.append(f"group {event.group} was admitted too late for every rollout to come")
+        elif isinstance(event, ev.Dropped):
+            del open_groups[event.group]
+        elif isinstance(event, ev.Bound):
+            next_rollout = event.rollout_id + 1
+            open_groups.update({group: event.rollout_id for group in event.groups})
+        elif isinstance(event, ev.EngineJoined | ev.Installed):
+            engines[event.engine] = event.version
+        elif isinstance(event, ev.EngineLeft):
+            engines.pop(event.engine, None)
+        elif isinstance(event, ev.Resumed):
+            open_groups, next_rollout = {}, event.rollout_id + 1
+            engines = {}
+        if engines:
+            oldest = min(engines.values())
+            open_groups = {g: r for g, r in open_groups.items() if r is None or r >= oldest}
+    return found
+
+
+def ages(world: World, blocks: dict[int, tuple[str, dict[str, np.ndarray]]]) -> list[str]:
+    """No trained token is older than allowed, and the journal's oldest and newest are those of the tokens."""
+    found = []
+    for event in of_kind(world.journal.events, ev.Bound):
+        for group in event.groups:
+            versions = blocks[group][1]["weight_version"]
+            sampled = versions[versions >= 0]
+            age = event.rollout_id - int(sampled.min(initial=event.rollout_id))
+            if age > world.plan.staleness:
+                found.append(f"a token of group {group} is {age} rollouts old, too old for rollout {event.rollout_id}")
+    for event in of_kind(world.journal.events, ev.Accepted):
+        versions = blocks[event.group][1]["weight_version"]
+        if (event.oldest, event.newest) != (int(versions[versions >= 0].min()), int(versions.max())):
+            found.append(f"group {event.group}: versions {event.oldest} to {event.newest} are not those of its tokens")
+    return found
+
+
+def digests(world: World, blocks: dict[int, tuple[str, dict[str, np.ndarray]]]) -> list[str]:
+    """The journal's digests are those of the bytes in the trace, and the chain of trained groups follows from them."""
+    found = [
+        f"group {event.group}: the trace has other bytes than the journal says"
+        for event in of_kind(world.journal.events, ev.Completed)
+        if blocks[event.group][0] != event.digest
+    ]
+    bound = {event.rollout_id: event.groups for event in of_kind(world.journal.events, ev.Bound)}
+    chain = ""
+    for event in of_kind(world.journal.events, ev.Stepped):
+        text = chain + "".join(f"|{group}:{blocks[group][0]}" for group in sorted(bound[event.rollout_id]))
+        chain = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        if chain != event.digest:
+            found.append(f"rollout {event.rollout_id}: the chained digest does not follow from the trace")
+    return found
+
+
+def trained_rows(world: World, blocks: dict[int, tuple[str, dict[str, np.ndarray]]]) -> list[str]:
+    """The backend got every sample of every bound group once, with the tokens of the trace."""
+    given = Counter((uid[0], tokens) for step in world.backend.trained for uid, tokens, _ in step)
+    expected: Counter[tuple[int, tuple[int, ...]]] = Counter()
+    stepped = {event.rollout_id for event in of_kind(world.journal.events, ev.Stepped)}
+    for event in of_kind(world.journal.events, ev.Bound):
+        for group in event.groups if event.rollout_id in stepped else ():
+            columns = blocks[group][1]
+            offsets = columns["token_offsets"]
+            for start, end in itertools.pairwise(offsets):
+                expected[(group, tuple(columns["tokens"][start:end].tolist()))] += 1
+    if given == expected:
+        return []
+    return [f"the backend was given {(given - expected) or 'less'}; missing are {expected - given}"]
+
+
+def log_probs(world: World, blocks: dict[int, tuple[str, dict[str, np.ndarray]]]) -> list[str]:
+    """Each token's log-prob is that of the table of the version that it claims."""
+    found = []
+    tables = {version: table for version, table in world.publisher.tables.items()}
+    for group, (_, columns) in blocks.items():
+        ends = columns["response_len"].cumsum()
+        for place, end in enumerate(ends):
+            start = end - columns["response_len"][place]
+            tokens = columns["tokens"][columns["token_offsets"][place] : columns["token_offsets"][place + 1]]
+            for offset in range(start, end):
+                last, token = tokens[len(tokens) - (end - offset) - 1], tokens[len(tokens) - (end - offset)]
+                row = tables[int(columns["weight_version"][offset])][last]
+                right = row[token] - np.log(np.exp(row).sum())
+                if abs(right - columns["rollout_logprobs"][offset]) > 1e-5:
+                    found.append(f"group {group}: token {offset} was not sampled by the version that it names")
+    return found
+
+
+def metrics(world: World, finished: bool) -> list[str]:
+    """Every step wrote its numbers, once."""
+    rows = [(step, values) for step, values in world.sink.rows if "perf/step_s" in values]
+    found = []
+    if finished and [step for step, _ in rows] != list(range(world.plan.rollouts)):
+        found.append(f"steps in the metrics are {[step for step, _ in rows]}")
+    for step, values in rows:
+        missing = [name for name in EVERY_STEP if name not in values]
+        if missing:
+            found.append(f"step {step} has no {missing}")
+    trained = sum(values["rollout/trained_groups"] for _, values in rows)
+    if trained != world.plan.batch * len(rows):
+        found.append(f"the metrics count {trained} trained groups")
+    drops = Counter(event.reason for event in of_kind(world.journal.events, ev.Dropped))
+    counted: Counter[str] = Counter()
+    for _, values in rows:
+        for name, value in values.items():
+            if name.startswith("rollout/dropped_groups/"):
+                counted[name.rpartition("/")[2]] += int(value)
+    if counted - drops:
+        found.append(f"the metrics count drops {counted}, the journal has {drops}")
+    return found
+
+
+def pinned(world: World) -> list[str]:
+    """All tokens of an evaluation come from one version."""
+    found = []
+    for rollout_id, samples in world.evaluations:
+        versions = {version for sample in samples for version in sample.weight_versions}
+        if len(versions) > 1:
+            found.append(f"evaluation {rollout_id} mixes versions {sorted(versions)}")
+    return found
+
+
+def check(world: World, folder: Path | None = None) -> None:
+    found = violations(world)
+    assert not found, f"{world.plan}\n" + "\n".join(found)
