@@ -11,7 +11,6 @@ import itertools
 import json
 import struct
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -223,7 +222,7 @@ def trained_rows(world: World, blocks: dict[int, tuple[str, dict[str, np.ndarray
 def log_probs(world: World, blocks: dict[int, tuple[str, dict[str, np.ndarray]]]) -> list[str]:
     """Each token's log-prob is that of the table of the version that it claims."""
     found = []
-    tables = {version: table for version, table in world.publisher.tables.items()}
+    tables = world.publisher.tables
     for group, (_, columns) in blocks.items():
         ends = columns["response_len"].cumsum()
         for place, end in enumerate(ends):
@@ -231,7 +230,11 @@ def log_probs(world: World, blocks: dict[int, tuple[str, dict[str, np.ndarray]]]
             tokens = columns["tokens"][columns["token_offsets"][place] : columns["token_offsets"][place + 1]]
             for offset in range(start, end):
                 last, token = tokens[len(tokens) - (end - offset) - 1], tokens[len(tokens) - (end - offset)]
-                row = tables[int(columns["weight_version"][offset])][last]
+                version = int(columns["weight_version"][offset])
+                if version not in tables:
+                    found.append(f"group {group}: token {offset} names version {version}, which was never published")
+                    continue
+                row = tables[version][last]
                 right = row[token] - np.log(np.exp(row).sum())
                 if abs(right - columns["rollout_logprobs"][offset]) > 1e-5:
                     found.append(f"group {group}: token {offset} was not sampled by the version that it names")
@@ -272,6 +275,6 @@ def pinned(world: World) -> list[str]:
     return found
 
 
-def check(world: World, folder: Path | None = None) -> None:
+def check(world: World) -> None:
     found = violations(world)
     assert not found, f"{world.plan}\n" + "\n".join(found)

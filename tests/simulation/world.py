@@ -210,6 +210,7 @@ class World:
     plan: Plan
     folder: Path
     scheduler_class: type[Scheduler] = Scheduler
+    engine_class: type[EchoEngine] = EchoEngine
     start_table: np.ndarray | None = None
     journal: MemoryJournal = field(default_factory=MemoryJournal)
     sink: MemorySink = field(default_factory=MemorySink)
@@ -286,7 +287,7 @@ class World:
         table = rng.normal(size=(VOCABULARY, VOCABULARY)) if self.start_table is None else self.start_table
         store = WeightStore()
         engines = [
-            EchoEngine(
+            self.engine_class(
                 np.zeros_like(table),
                 clock=clock,
                 store=store,

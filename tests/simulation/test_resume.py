@@ -1,0 +1,161 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""A run that is cut off and resumed: nothing is lost, nothing is trained twice, the same numbers go on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from relax.core.checkpoint import latest_checkpoint
+from relax.core.controller import resume
+from relax.schedule import events as ev
+from relax.schedule.clock import run_virtual
+from relax.utils.errors import ConfigError
+from relax.utils.rng import permutation
+from tests.simulation.checker import of_kind, trace_blocks, violations
+from tests.simulation.world import NUM_ROWS, MemoryDataset, Plan, World
+
+PLAN = Plan(seed=11, batch=2, rollouts=6, staleness=1, save_interval=2, slow_requests=0.1)
+
+
+def loader(folder: Path):
+    config = SimpleNamespace(checkpoint=SimpleNamespace(load=str(folder / "checkpoints")))
+
+    async def load(world: World) -> None:
+        await resume(world.loop, config)
+
+    return load
+
+
+def crash_and_resume(plan: Plan, folder: Path, *, stop_after: int) -> tuple[World, World]:
+    """The run cut off after a rollout, and a second one that goes on at the last checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    first = run_virtual(World(plan, folder, stop_after=stop_after).run())
+    second = World(plan, folder, start_table=np.zeros((10, 10)))  # its own start must not matter
+    return first, run_virtual(second.run(loader(folder)))
+
+
+def prompts_of(world: World) -> dict[int, tuple[int, int]]:
+    return {event.group: (event.epoch, event.row) for event in of_kind(world.journal.events, ev.Admitted)}
+
+
+def trained_prompts(world: World, rollout_ids: range) -> Counter[tuple[int, int]]:
+    prompts = prompts_of(world)
+    bound = [event for event in of_kind(world.journal.events, ev.Bound) if event.rollout_id in rollout_ids]
+    return Counter(prompts[group] for event in bound for group in event.groups)
+
+
+def order(count: int) -> list[tuple[int, int]]:
+    """The first draws of the run, from (seed, epoch) alone."""
+    epochs = -(-count // NUM_ROWS)
+    rows = [(epoch, int(row)) for epoch in range(epochs) for row in permutation(PLAN.seed, epoch, NUM_ROWS)]
+    return rows[:count]
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 3, 4])
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_no_prompt_is_lost_or_doubled(stop_after: int, staleness: int, tmp_path: Path):
+    plan = replace(PLAN, staleness=staleness)
+    first, second = crash_and_resume(plan, tmp_path, stop_after=stop_after)
+    contained = {1: 2, 2: 2, 3: 4, 4: 4}[stop_after]  # rollouts in the last checkpoint, written after 1 and 3
+    trained = trained_prompts(first, range(contained)) + trained_prompts(second, range(contained, 6))
+    assert trained == Counter(order(12))
+    assert [event.rollout_id for event in of_kind(second.journal.events, ev.Stepped)] == list(range(contained, 6))
+
+
+def test_open_groups_are_admitted_first_under_their_ids_and_counters_go_on(tmp_path: Path):
+    first, second = crash_and_resume(PLAN, tmp_path, stop_after=2)
+    events = second.journal.events
+    (resumed,) = of_kind(events, ev.Resumed)
+    admitted = [event.group for event in of_kind(events, ev.Admitted)]
+    assert resumed.readmit
+    assert admitted[: len(resumed.readmit)] == list(resumed.readmit)
+    fresh = admitted[len(resumed.readmit) :]
+    assert fresh == list(range(resumed.next_group, resumed.next_group + len(fresh)))
+    # an id means the same prompt in both runs
+    before, after = prompts_of(first), prompts_of(second)
+    assert all(before[group] == after[group] for group in resumed.readmit)
+    # and no trained group of the checkpoint comes again
+    contained = {g for e in of_kind(first.journal.events, ev.Bound) if e.rollout_id < 2 for g in e.groups}
+    assert contained.isdisjoint(admitted)
+    # the second attempt has request ids of its own
+    attempts = {s.attempt for r in second.rollout._ready.values() for s in r.finished.samples}
+    assert attempts <= {0, 1}
+
+
+def test_weights_versions_steps_and_the_digest_chain_go_on(tmp_path: Path):
+    first, second = crash_and_resume(PLAN, tmp_path, stop_after=2)
+    assert [event.version for event in of_kind(second.journal.events, ev.Published)] == [2, 3, 4, 5, 6]
+    assert (first.publisher.tables[2] == second.publisher.tables[2]).all()
+    assert second.sink.series("train/optimizer_steps") == [3.0, 4.0, 5.0, 6.0]
+    assert second.backend.num_steps == 6
+    chain = of_kind(first.journal.events, ev.Stepped)[1].digest
+    blocks = trace_blocks(second)
+    for bound, stepped in zip(
+        of_kind(second.journal.events, ev.Bound), of_kind(second.journal.events, ev.Stepped), strict=True
+    ):
+        text = chain + "".join(f"|{group}:{blocks[group][0]}" for group in sorted(bound.groups))
+        chain = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        assert stepped.digest == chain
+
+
+def test_staleness_zero_ends_with_the_weights_of_the_uninterrupted_run(tmp_path: Path):
+    # on-policy samples depend on (seed, group, index) and on the weights alone
+    plan = replace(PLAN, staleness=0)
+    whole = run_virtual(World(plan, tmp_path / "whole").run())
+    for stop_after in (1, 2, 4):
+        _, second = crash_and_resume(plan, tmp_path / str(stop_after), stop_after=stop_after)
+        assert (second.backend.table == whole.backend.table).all()
+
+
+def test_what_over_sampling_dropped_is_drawn_again_after_a_resume_as_well(tmp_path: Path):
+    plan = replace(PLAN, staleness=0, surplus=2)
+    first, second = crash_and_resume(plan, tmp_path, stop_after=2)
+    _, state = latest_checkpoint(tmp_path / "checkpoints")
+    used = trained_prompts(first, range(2)) + trained_prompts(second, range(2, 6))
+    assert all(count == 1 for count in used.values())
+    final = Counter(order(state.prompts_drawn))
+    # whatever was drawn is trained, waits to be drawn again, or is open
+    waiting = Counter(state.draw_again) + Counter((o.epoch, o.row) for o in state.open_groups)
+    assert used + waiting == final
+
+
+def test_a_resumed_run_keeps_every_promise_of_its_own(tmp_path: Path):
+    _, second = crash_and_resume(replace(PLAN, filtered=0.2, user_failures=0.2), tmp_path, stop_after=3)
+    found = [text for text in violations(second, finished=False) if "chained digest" not in text]
+    # rollouts are numbered from the checkpoint on
+    assert [text for text in found if not text.startswith("rollouts were trained in the order [4, 5]")] == []
+
+
+def test_a_crash_in_the_middle_of_a_checkpoint_keeps_the_old_one(tmp_path: Path):
+    first = run_virtual(World(PLAN, tmp_path, stop_after=2).run())
+    root = tmp_path / "checkpoints"
+    path, state = latest_checkpoint(root)
+    half = root / ".iter_0000003.partial" / "model"
+    half.mkdir(parents=True)
+    (half / "bigram.npz").write_bytes(b"half")
+    (root / "iter_0000003").mkdir()  # renamed, and the tracker not yet
+    assert latest_checkpoint(root) == (path, state)
+    assert state.rollout_id == 1
+    second = run_virtual(World(PLAN, tmp_path).run(loader(tmp_path)))
+    assert trained_prompts(first, range(2)) + trained_prompts(second, range(2, 6)) == Counter(order(12))
+    assert latest_checkpoint(root)[1].rollout_id == 5
+
+
+def test_another_data_set_is_refused(tmp_path: Path):
+    run_virtual(World(PLAN, tmp_path, stop_after=2).run())
+    other = World(PLAN, tmp_path, dataset=MemoryDataset(name="others"))
+    with pytest.raises(ConfigError, match="was reading a data set with digest .* now has .*content, order or slice"):
+        run_virtual(other.run(loader(tmp_path)))
+
+
+def test_without_a_tracker_a_run_starts_fresh(tmp_path: Path):
+    world = run_virtual(World(replace(PLAN, rollouts=2), tmp_path).run(loader(tmp_path / "nowhere")))
+    assert not of_kind(world.journal.events, ev.Resumed)
+    assert [event.version for event in of_kind(world.journal.events, ev.Published)] == [0, 1, 2]
