@@ -1,0 +1,19 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""Rewards of the benchmark workloads."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from relax.utils.types import Sample
+
+_ANSWER = re.compile(r"#(-?\d+)\s*$")
+
+
+def sum_reward(args: Any, sample: Sample, **_: Any) -> float:
+    """1.0 when the digits after the last `#` end the response and equal the label (workload W1)."""
+    if sample.status is not Sample.Status.COMPLETED:
+        return 0.0
+    match = _ANSWER.search(sample.response.removesuffix("<|eos|>"))
+    return float(match is not None and match.group(1) == str(sample.label))
