@@ -1,0 +1,166 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""One training rank: which columns reach the loss, which divisor each step gets, what is reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from relax.backends.base import ModelSpec, OptimizerSpec, Term, TokenBatch
+from relax.backends.tiny.train import TinyTrain
+from relax.backends.tiny.weights import MemoryPublisher, WeightStore
+from relax.components.actor import Actor
+from relax.components.messages import PRODUCERS, ReleasedGroup, TrainTask
+from relax.components.training_data import BatchSettings
+from relax.data.columns import group_columns
+from relax.distributed.bus.base import Block
+from relax.distributed.bus.local import LocalBus
+from relax.schedule.clock import RealClock
+from relax.utils.errors import InternalError
+from relax.utils.types import Sample
+
+TABLE = np.random.default_rng(1).normal(size=(6, 6))
+
+
+class SumLoss:
+    """objective = sum of the log-probs; remembers what it was given."""
+
+    needs = frozenset({"log_probs"})
+    objective = ("total",)
+
+    def __init__(self) -> None:
+        self.seen: list[TokenBatch] = []
+
+    def __call__(self, batch: TokenBatch) -> dict[str, Term]:
+        self.seen.append(batch)
+        return {
+            "total": Term(batch.log_probs.sum(), len(batch.log_probs)),
+            "weight": Term(batch.columns["loss_weight"].sum(), len(batch.log_probs)),
+        }
+
+
+def log_prob(table: np.ndarray, last: int, token: int) -> float:
+    return float(table[last, token] - np.log(np.exp(table[last]).sum()))
+
+
+async def actor_with(groups: dict[int, list[int]], *, engine_log_prob: float = -1.0, **options):
+    """Groups {id: response} of one sample; the prompt is [0, 1], so the first transition is 1 -> response[0]."""
+    bus, released = LocalBus(PRODUCERS), []
+    for number, response in groups.items():
+        sample = Sample(
+            group_index=number,
+            index=0,
+            tokens=[0, 1, *response],
+            response_length=len(response),
+            loss_mask=[1] * len(response),
+            rollout_log_probs=[engine_log_prob] * len(response),
+            weight_versions=[0] * len(response),
+            status=Sample.Status.COMPLETED,
+        )
+        block = Block(number, group_columns([sample], [0.0], [0.0]))
+        ones = np.ones(len(response), np.float32)
+        await bus.put("train_0", "rollout", [block])
+        await bus.put(
+            "train_0", "advantages", [Block(number, {"advantages": number * ones, "loss_weight": 0.5 * ones})]
+        )
+        released.append(ReleasedGroup(number, (2 + len(response),), block.digest, False))
+    loss, store = SumLoss(), WeightStore()
+    actor = Actor(
+        backend=TinyTrain(TABLE, store=store),
+        loss=loss,
+        model=ModelSpec(Path("unused")),
+        optimizer=OptimizerSpec(lr=0.1, clip_grad=0.0),
+        settings=BatchSettings(1, 1, None, 1),
+        bus=bus,
+        publisher=MemoryPublisher(store),
+        clock=RealClock(),
+        deadline_s=1.0,
+        **options,
+    )
+    await actor.start()
+    return actor, loss, tuple(released), store
+
+
+def task(groups, divisors, **options) -> TrainTask:
+    return TrainTask(0, groups, ("advantages",), divisors, **options)
+
+
+async def test_each_step_is_divided_by_its_own_divisor():
+    actor, _, groups, _ = await actor_with({2: [3], 5: [4]})
+    report = await actor.train(task(groups, (2.0, 8.0)))
+    # step 1: gradient of log p(3 | 1) is onehot(3) - p(1) on row 1, divided by 2, lr 0.1
+    right = TABLE.copy()
+    for token, divisor in ((3, 2.0), (4, 8.0)):
+        p = np.exp(right[1]) / np.exp(right[1]).sum()
+        right[1] -= 0.1 / divisor * (np.eye(6)[token] - p)
+    assert actor._backend.table == pytest.approx(right, abs=1e-12)
+    assert report.num_steps == 2
+    assert report.gauges["lr"] == 0.1
+    assert actor.step == 1
+
+
+async def test_sums_and_counts_of_all_steps_are_reported_undivided():
+    actor, _, groups, _ = await actor_with({2: [3], 5: [4, 0, 2]})
+    report = await actor.train(task(groups, (1.0, 1.0)))
+    assert report.metrics["weight"] == (2.0, 4.0)  # 0.5 a token, 1 + 3 tokens
+    assert report.metrics["total"][1] == 4.0
+    assert "data_wait" in report.seconds
+
+
+async def test_reference_and_old_columns_are_scored_under_their_own_weights():
+    actor, loss, groups, _ = await actor_with({2: [3, 4], 5: [5]}, keep_reference=True)
+    await actor.train(task(groups, (1.0, 1.0), score_reference=True, score_old=True))
+    moved = actor._backend.table.copy()
+    assert not np.allclose(moved, TABLE)
+    first, second = loss.seen[:2]
+    assert first.columns["ref_logprobs"].tolist() == pytest.approx([log_prob(TABLE, 1, 3), log_prob(TABLE, 3, 4)])
+    # old: before the first step of the rollout, also for the second step
+    assert second.columns["old_logprobs"].tolist() == pytest.approx([log_prob(TABLE, 1, 5)])
+    assert first.columns["advantages"].tolist() == [2.0, 2.0]
+    assert second.columns["advantages"].tolist() == [5.0]
+    await actor.train(task(groups, (1.0, 1.0), score_reference=True, score_old=True))
+    third = loss.seen[2]
+    assert third.columns["ref_logprobs"].tolist() == first.columns["ref_logprobs"].tolist()
+    assert third.columns["old_logprobs"].tolist() == pytest.approx([log_prob(moved, 1, 3), log_prob(moved, 3, 4)])
+
+
+async def test_the_reference_may_be_renewed():
+    actor, loss, groups, _ = await actor_with({2: [3]}, keep_reference=True)
+    await actor.train(task(groups, (1.0,), score_reference=True))
+    moved = actor._backend.table.copy()
+    await actor.refresh_reference()
+    await actor.train(task(groups, (1.0,), score_reference=True))
+    assert loss.seen[1].columns["ref_logprobs"].tolist() == pytest.approx([log_prob(moved, 1, 3)])
+
+
+async def test_the_difference_to_the_engine_is_the_largest_before_the_first_step():
+    actor, _, groups, _ = await actor_with({2: [3, 4]}, engine_log_prob=-1.0)
+    report = await actor.train(task(groups, (1.0,), measure_difference=True))
+    gaps = [abs(log_prob(TABLE, 1, 3) + 1.0), abs(log_prob(TABLE, 3, 4) + 1.0)]
+    assert report.engine_difference_max == pytest.approx(max(gaps), rel=1e-6)
+
+
+async def test_a_published_version_holds_the_weights_of_now():
+    actor, _, groups, store = await actor_with({2: [3]})
+    await actor.train(task(groups, (1.0,)))
+    manifest = await actor.publish(1)
+    _, tensors = store.read(Path(manifest.folder))
+    assert manifest.version == 1
+    assert (tensors["bigram.weight"] == actor._backend.table).all()
+
+
+async def test_a_sleeping_actor_refuses_to_train_and_to_save(tmp_path: Path):
+    actor, _, groups, _ = await actor_with({2: [3]})
+    await actor.offload()
+    with pytest.raises(InternalError, match="asleep"):
+        await actor.train(task(groups, (1.0,)))
+    with pytest.raises(InternalError, match="asleep"):
+        await actor.save(str(tmp_path))
+    await actor.onload()
+    await actor.save(str(tmp_path))
+    table = actor._backend.table.copy()
+    await actor.train(task(groups, (1.0,)))
+    await actor.load(str(tmp_path))
+    assert (actor._backend.table == table).all()

@@ -1,0 +1,265 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""The rollout role around a generator whose groups end when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relax.components.engines import EngineFleet
+from relax.components.messages import PRODUCERS, GroupOrder
+from relax.components.rollout import Rollout, RolloutSettings
+from relax.data.chat import PreparedPrompt
+from relax.data.datasets import RawRow
+from relax.distributed.bus.local import LocalBus
+from relax.distributed.trace import TraceEntry, TraceWriter, read_block
+from relax.engine.rollout.groups import AdmittedGroup, FinishedGroup
+from relax.engine.rollout.results import read_results
+from relax.schedule import events as ev
+from relax.schedule.clock import RealClock, VirtualClock, run_virtual
+from relax.schedule.journal import MemoryJournal
+from relax.utils.errors import DataError, InternalError
+from relax.utils.types import MediaFeatures, Sample
+
+FEATURES = MediaFeatures("image", "cd" * 32, {"pixel_values": np.ones((2, 3), np.float32)}, 2)
+
+
+class Generator:
+    """What the role needs of a `GroupGenerator`; the test ends groups by `end`."""
+
+    def __init__(self) -> None:
+        self.admitted: list[AdmittedGroup] = []
+        self.discarded: list[int] = []
+        self.discarded_tokens = 0
+        self._finished: asyncio.Queue[FinishedGroup] = asyncio.Queue()
+
+    def admit(self, groups: list[AdmittedGroup]) -> None:
+        self.admitted += groups
+
+    async def next_finished(self) -> FinishedGroup:
+        return await self._finished.get()
+
+    def discard(self, groups: tuple[int, ...]) -> None:
+        self.discarded += groups
+
+    def end(self, group: int, *, reason: str | None = None, versions: tuple[int, ...] = (3, 4), **extra: Any) -> None:
+        samples = [
+            Sample(
+                group_index=group,
+                index=index,
+                tokens=[7, 8, *range(len(versions))],
+                response_length=len(versions),
+                loss_mask=[int(v >= 0) for v in versions],
+                rollout_log_probs=[-0.5] * len(versions),
+                weight_versions=list(versions),
+                status=Sample.Status.COMPLETED,
+                reward=float(index),
+                **extra,
+            )
+            for index in range(2)
+        ]
+        seconds = {"generate": 2.0, "score": 1.0}
+        failures = {"timeout": 1} if reason else {}
+        self._finished.put_nowait(FinishedGroup(group, samples, reason is None, reason, 10, 2, failures, seconds))
+
+    async def stop(self) -> None: ...
+
+
+class Rows:
+    digest = "d"
+
+    def __len__(self) -> int:
+        return 9
+
+    def row(self, index: int) -> RawRow:
+        return RawRow({"number": index}, f"rows:{index}", Path("."))
+
+    def prefetch(self, indices: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+async def prepare(row: RawRow) -> PreparedPrompt:
+    number = row.values["number"]
+    if number == 8:
+        raise DataError("the row is broken", where=row.where)
+    return PreparedPrompt("text", None, [number, 1], [number, 1, 1], [], [], "label", {}, None)
+
+
+def make_role(folder: Path, generator: Generator, *, executor: Executor | None = None, clock: Any = None) -> Rollout:
+    clock = clock or RealClock()
+    return Rollout(
+        dataset=Rows(),
+        prepare=prepare,
+        generator=generator,  # type: ignore[arg-type]
+        engines=EngineFleet({}, clock=clock),
+        bus=LocalBus(PRODUCERS),
+        trace=TraceWriter(folder / "trace"),
+        journal=MemoryJournal(),
+        clock=clock,
+        settings=RolloutSettings(2, result_dir=folder),
+        executor=executor,
+    )
+
+
+def orders(*groups: int) -> tuple[GroupOrder, ...]:
+    return tuple(GroupOrder(group, 0, group) for group in groups)
+
+
+class HeldExecutor(Executor):
+    """Runs work in a thread, but only once `go` is set."""
+
+    def __init__(self) -> None:
+        self.go, self.asked = threading.Event(), threading.Event()
+        self._pool = ThreadPoolExecutor(1)
+
+    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        def work() -> Any:
+            self.asked.set()
+            assert self.go.wait(10)
+            return function(*args, **kwargs)
+
+        return self._pool.submit(work)
+
+
+async def until(condition: Any) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("the condition never held")
+
+
+async def test_a_report_during_the_keeping_of_a_group_loses_nothing(tmp_path: Path):
+    held, generator = HeldExecutor(), Generator()
+    role = make_role(tmp_path, generator, executor=held)
+    await role.start()
+    await role.admit(orders(0, 1))
+    generator.end(0)
+    await until(held.asked.is_set)  # group 0 is on its way into the trace
+    assert (await role.report(1, 0.01)).accepted == ()  # the caller's patience ends meanwhile
+    held.go.set()
+    report = await role.report(1, 10.0)
+    assert [(a.group, a.oldest, a.newest) for a in report.accepted] == [(0, 3, 4)]
+    assert report.sampled_tokens == 10
+    await role.stop()
+
+
+async def test_a_group_abandoned_while_it_is_kept_leaves_nothing_behind(tmp_path: Path):
+    held, generator = HeldExecutor(), Generator()
+    role = make_role(tmp_path, generator, executor=held)
+    await role.start()
+    await role.admit(orders(0, 1))
+    generator.end(0)
+    await until(held.asked.is_set)
+    await role.abandon((0,))
+    held.go.set()
+    generator.end(1)
+    report = await role.report(1, 10.0)
+    assert [a.group for a in report.accepted] == [1]
+    assert report.sampled_tokens == 20  # what it cost is counted all the same
+    assert (await role.status())["ready_groups"] == 1
+    await role.stop()
+
+
+async def test_observation_tokens_have_no_age_and_drops_carry_their_reason(tmp_path: Path):
+    generator = Generator()
+    role = make_role(tmp_path, generator)
+    await role.start()
+    await role.admit(orders(4, 5))
+    generator.end(4, versions=(-1, 6, -1, 5))
+    generator.end(5, reason="filter")
+    report = await role.report(2, 5.0)  # one can still come at most, so it does not wait for two
+    assert [(a.group, a.oldest, a.newest) for a in report.accepted] == [(4, 5, 6)]
+    assert report.dropped == ((5, "filter"),)
+    assert report.failures == {"timeout": 1}
+    await role.stop()
+
+
+async def test_trace_comes_before_journal_and_holds_what_the_bus_gets(tmp_path: Path):
+    generator = Generator()
+    role = make_role(tmp_path, generator)
+    await role.start()
+    await role.admit(orders(0))
+    generator.end(0, multimodal_train_inputs=[FEATURES])
+    await role.report(1, 5.0)
+    completed, rewarded = role._journal.events
+    assert rewarded == ev.Rewarded(0, (0.0, 1.0))
+    entry = TraceEntry(completed.file, completed.offset, completed.length, completed.digest)
+    block = read_block(tmp_path / "trace", entry)
+    released = await role.release(0, (0,))
+    rows = await role._bus.get("train_0", ("rollout", "media"), [0], deadline_s=0.1)
+    assert rows["rollout"][0].digest == block.digest == released.groups[0].digest
+    assert released.groups[0].lengths == (4, 4)
+    assert released.groups[0].has_media
+    assert rows["media"][0].columns["0:pixel_values"].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert [row["reward"] for row in read_results(tmp_path / "rollout_result" / "train" / "0.jsonl")] == [0.0, 1.0]
+    # ages 0 - 3 and 0 - 4 of both samples; the numbers of a rollout come as sums and counts
+    assert released.metrics["rollout/staleness_steps/mean"] == (-14.0, 4.0)
+    assert released.metrics["rollout/reward/mean"] == (1.0, 2.0)
+    assert role.step == 1
+    await role.stop()
+
+
+async def test_a_row_that_cannot_be_prepared_ends_the_run_with_its_place(tmp_path: Path):
+    role = make_role(tmp_path, Generator())
+    await role.start()
+    await role.admit(orders(8))
+    with pytest.raises(DataError, match="rows:8: the row is broken"):
+        await role.report(1, 5.0)
+    await role.stop()
+
+
+async def test_a_group_is_admitted_once(tmp_path: Path):
+    role = make_role(tmp_path, Generator())
+    await role.start()
+    await role.admit(orders(1))
+    with pytest.raises(InternalError, match="group 1 is admitted twice"):
+        await role.admit(orders(1))
+    await role.stop()
+
+
+async def test_tokens_of_discarded_groups_are_counted_once(tmp_path: Path):
+    generator = Generator()
+    role = make_role(tmp_path, generator)
+    await role.start()
+    generator.discarded_tokens = 25
+    assert (await role.report(1, 0.01)).sampled_tokens == 25
+    assert (await role.report(1, 0.01)).sampled_tokens == 0
+    await role.stop()
+
+
+async def test_a_resumed_role_writes_its_trace_under_the_next_rollout(tmp_path: Path):
+    generator = Generator()
+    role = make_role(tmp_path, generator)
+    await role.start()
+    await role.set_step(7)
+    await role.admit((GroupOrder(3, 1, 2, attempt=1),))
+    await until(lambda: generator.admitted)
+    (admitted,) = generator.admitted
+    assert (admitted.prompt.attempt, admitted.prompt.epoch, admitted.prompt.row) == (1, 1, 2)
+    assert (admitted.prompt.tokens, admitted.prompt.rollout_tokens) == ([2, 1, 1], [2, 1])
+    generator.end(3)
+    await role.report(1, 5.0)
+    assert role._journal.events[0].file == "7.safetensors"
+    await role.stop()
+
+
+def test_an_idle_role_sets_no_timer(tmp_path: Path):
+    async def main() -> float:
+        role = make_role(tmp_path, Generator(), clock=VirtualClock())
+        await role.start()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1000.0):
+                await role._changed.acquire()
+                await role._changed.wait()
+        await role.stop()
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(main()) == 1000.0
