@@ -19,6 +19,7 @@ from relax.distributed.bus.base import Bus
 from relax.distributed.checkpoint_service.base import WeightManifest, WeightPublisher
 from relax.engine.train_step import train_rollout
 from relax.schedule.clock import Clock
+from relax.utils.errors import InternalError
 
 SCORE = frozenset({"log_probs"})
 
@@ -123,6 +124,12 @@ class Actor(Role):
         for _ in self._backend.weights():  # the iterator is collective: every rank walks it
             pass
         return None
+
+    async def send_weights(self, version: int, num_receivers: int, group_name: str) -> None:
+        """Broadcast a published version to engines that have joined `group_name` (transports without a folder)."""
+        if self._publisher is None:
+            raise InternalError("only training rank 0 sends weights")
+        await self._blocking(self._publisher.send, version, num_receivers, group_name)  # type: ignore[attr-defined]
 
     async def refresh_reference(self) -> None:
         """The current weights become the reference (--ref-update-interval)."""

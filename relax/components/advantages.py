@@ -14,6 +14,7 @@ from relax.components.base import Role
 from relax.components.messages import AdvantageReport, partition_of
 from relax.distributed.bus.base import Block, Bus
 from relax.schedule.batch_plan import split_steps
+from relax.utils.errors import UserCodeError
 
 
 class Advantages(Role):
@@ -37,6 +38,12 @@ class Advantages(Role):
         partition = partition_of(rollout_id)
         tables = await self._bus.get(partition, ("rollout",), groups, deadline_s=self._deadline_s)
         rows = [tables["rollout"][uid].columns for uid in sorted(groups)]
+        if not any(np.isfinite(row["reward"]).any() for row in rows):
+            raise UserCodeError(
+                f"no sample of rollout {rollout_id} has a reward: each one failed or was not a finite number; what it "
+                "raised is in the log of the rollout role",
+                path="reward",
+            )
         columns, divisors, metrics = self._columns(rows)
         blocks = [Block(uid, column) for uid, column in zip(sorted(groups), columns, strict=True)]
         await self._bus.put(partition, "advantages", blocks)

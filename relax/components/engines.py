@@ -10,7 +10,7 @@ from typing import Protocol
 from relax.backends.base import EngineClient, PauseMode
 from relax.components.messages import EngineStatus
 from relax.distributed.checkpoint_service.base import WeightManifest
-from relax.distributed.checkpoint_service.updater import install_version
+from relax.distributed.checkpoint_service.updater import Send, install_version
 from relax.schedule.clock import Clock
 from relax.utils.errors import EngineLost
 
@@ -42,9 +42,10 @@ class EngineFleet:
         timeout_s: float = 300.0,
         pause_mode: PauseMode = "retract",
         workers: WorkerList | None = None,
+        send: Send | None = None,
     ) -> None:
         self._engines = dict(engines)
-        self._workers = workers
+        self._workers, self._send = workers, send
         self._behind: set[str] = set()  # engines that missed a version
         self._asleep = False
         self._clock, self._timeout_s, self._pause_mode = clock, timeout_s, pause_mode
@@ -76,7 +77,12 @@ class EngineFleet:
         # a sleeping engine is paused already, and may not go on before its KV cache is back
         mode = None if self._asleep else self._pause_mode
         report = await install_version(
-            manifest, clients, clock=self._clock, timeout_s=self._timeout_s, pause_mode=mode
+            manifest,
+            clients,
+            clock=self._clock,
+            timeout_s=self._timeout_s,
+            pause_mode=mode,
+            send=self._send if manifest.folder is None else None,
         )
         for name, result in zip(names, report.engines, strict=True):
             await self._list(name, serves=result.status != "failed")

@@ -291,7 +291,20 @@ def rewards(config: RunConfig) -> Iterator[str]:
         yield "--group-rm gives whole groups to a function of yours: add --custom-rm-path"
 
 
+def weight_transport(config: RunConfig) -> Iterator[str]:
+    """A broadcast reaches engines only; forward roles read a version from its folder."""
+    if config.cluster.checkpoint_engine_backend != "gloo":
+        return
+    readers = [role for role in ("reference", "actor_fwd") if role in config.resource]
+    if readers:
+        yield (
+            f"--checkpoint-engine-backend gloo sends weights to engines alone, and --resource has "
+            f"{' and '.join(readers)}: use shm"
+        )
+
+
 RULES: tuple[Rule, ...] = (
+    weight_transport,
     batch_sizes,
     micro_batches,
     modes,

@@ -18,7 +18,6 @@ PENDING: frozenset[str] = frozenset(
         "custom_prompt_path",
         "prefetch_chunk_size",
         "eval_max_context_len",
-        "reward_failure_policy",
         "dump_details",
     }
 )

@@ -38,6 +38,8 @@ class Wiring:
     engine_urls: Mapping[str, str] = field(default_factory=dict)
     engine_logs: Mapping[str, Path] = field(default_factory=dict)
     incarnation: int = 0
+    namespace: str = ""  # of the run's Ray actors
+    actor_host: str = "127.0.0.1"  # training rank 0, as the engines see it
 
 
 @dataclass
@@ -47,6 +49,10 @@ class InProcess:
     bus: Bus
     engines: Mapping[str, EngineClient]
     clock: Clock
+    actor: Any = None  # set once it is built
+
+    async def send_weights(self, version: int, num_receivers: int, group_name: str) -> None:
+        await self.actor.send_weights(version, num_receivers, group_name)
 
 
 # ---------------------------------------------------------------------- plain options
@@ -156,12 +162,7 @@ def build_actor(config: RunConfig, wiring: Wiring, rank: int = 0, shared: InProc
     """One training rank. The process group's variables are in the environment when there are several ranks."""
     from relax.algorithms.options import build_loss
     from relax.components.actor import Actor
-    from relax.distributed.checkpoint_service.publishers import SharedMemoryPublisher
 
-    folder = Path(config.checkpoint.hf_checkpoint)  # type: ignore[arg-type]
-    publisher = None
-    if rank == 0:
-        publisher = SharedMemoryPublisher(wiring.shared_dir, folder, name_map=engine_names(config))
     return Actor(
         backend=train_backend(config),
         loss=build_loss(algorithm_options(config)),
@@ -169,12 +170,39 @@ def build_actor(config: RunConfig, wiring: Wiring, rank: int = 0, shared: InProc
         optimizer=optimizer_spec(config),
         settings=batch_settings(config),
         bus=build_bus(config, wiring, shared),
-        publisher=publisher,
+        publisher=build_publisher(config, wiring) if rank == 0 else None,
         clock=shared.clock if shared else RealClock(),
         deadline_s=STATE_DEADLINE_S,
         keep_reference=config.uses_kl and "reference" not in config.resource,
         executor=ThreadPoolExecutor(1, thread_name_prefix="actor"),
     )
+
+
+def build_publisher(config: RunConfig, wiring: Wiring) -> Any:
+    """The sending side of --checkpoint-engine-backend."""
+    if config.cluster.checkpoint_engine_backend == "gloo":
+        from relax.distributed.checkpoint_service.gloo import GlooPublisher
+
+        receiver = "sglang" if config.rollout.rollout_backend == "sglang" else "native"
+        return GlooPublisher(wiring.actor_host, receiver=receiver, name_map=engine_names(config))
+    from relax.distributed.checkpoint_service.publishers import SharedMemoryPublisher
+
+    folder = Path(config.checkpoint.hf_checkpoint)  # type: ignore[arg-type]
+    return SharedMemoryPublisher(wiring.shared_dir, folder, name_map=engine_names(config))
+
+
+def remote_sender(wiring: Wiring) -> Any:
+    """How the rollout worker asks training rank 0 to broadcast, by the rank's Ray name."""
+
+    async def send(version: int, num_receivers: int, group_name: str) -> None:
+        import ray
+
+        from relax.distributed.ray.handles import RemoteRole
+
+        rank = ray.get_actor("actor-0", namespace=wiring.namespace)
+        await RemoteRole("actor", rank).send_weights(version, num_receivers, group_name)
+
+    return send
 
 
 def train_backend(config: RunConfig) -> Any:
@@ -248,7 +276,11 @@ def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = 
     args = config.flat().with_facts(
         sglang_router_ip=wiring.router_host, sglang_router_port=wiring.router_port, run_dir=str(wiring.run_dir)
     )
-    fleet = EngineFleet(shared.engines if shared else http_engines(config, wiring), clock=clock)
+    fleet = EngineFleet(
+        shared.engines if shared else http_engines(config, wiring),
+        clock=clock,
+        send=shared.send_weights if shared else remote_sender(wiring),
+    )
     preparer = Preparer(config)
     scorer = build_scorer(config, args, clock)
     hook = load_hook(config.rollout.custom_generate_function_path)
@@ -329,6 +361,7 @@ def build_scorer(config: RunConfig, args: Any, clock: Clock) -> Any:
         max_concurrency=reward.reward_max_concurrency,
         num_workers=min(reward.reward_num_workers, max(1, (os.cpu_count() or 1))),
         timeout_s=reward.reward_timeout_s,
+        on_failure=reward.reward_failure_policy,
         clock=clock,
     )
 

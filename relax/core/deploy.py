@@ -120,6 +120,8 @@ class RayDeployment:
             bus_attachment=attachment.result(),
             engine_urls=urls,
             engine_logs={name: self._folder.log(name) for name in urls},
+            namespace=self._namespace,
+            actor_host=(await self._await(self._workers["actor-0"].ready.remote(), "actor-0"))["host"],
         )
         return await self._build_roles(wiring)
 

@@ -58,7 +58,7 @@ class InlineDeployment:
         shared = InProcess(LocalBus(producers), {"engine-0": client}, RealClock())
         register_local(f"http://{INLINE_HOST}:{INLINE_PORT}", client)
         rollout = build_rollout(config, wiring, shared)
-        actor = build_actor(config, wiring, shared=shared)
+        actor = shared.actor = build_actor(config, wiring, shared=shared)
         advantages = build_advantages(config, wiring, shared)
         self._roles = [rollout, actor, advantages]
         forward = {}

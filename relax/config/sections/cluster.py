@@ -66,8 +66,8 @@ class ClusterConfig(Section):
     num_data_storage_units: int = flag(1, help="Storage processes of the data bus.", check=at_least(1))
     checkpoint_engine_backend: str = flag(
         "shm",
-        choices=("shm",),
-        later=("disk", "gloo", "nccl"),
+        choices=("shm", "gloo"),
+        later=("disk", "nccl"),
         help="How weight versions travel to engines and forward-only roles.",
     )
     inline: bool = flag(False, help="Run every role in this process on an in-memory bus, without Ray.")

@@ -14,7 +14,7 @@ from relax.config.support import PENDING
 # settled while the configuration is made: other values, properties of RunConfig or refusals follow from them
 SETTLED = frozenset(
     """
-    actor_num_nodes actor_num_gpus_per_node num_gpus_per_node checkpoint_engine_backend train_backend bus
+    actor_num_nodes actor_num_gpus_per_node num_gpus_per_node train_backend bus
     num_steps_per_rollout true_on_policy_mode use_rollout_logprobs megatron_to_hf_mode qkv_format loss_type
     num_rollout num_epoch eval_prompt_data eval_config eval_input_key eval_label_key eval_tool_key custom_config_path
     """.split()  # noqa: SIM905
