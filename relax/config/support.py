@@ -13,12 +13,8 @@ PENDING: frozenset[str] = frozenset(
         "offload_train",
         "offload_rollout",
         "log_probs_max_tokens_per_gpu",
-        "start_rollout_id",
-        "rollout_sample_filter_path",
-        "custom_prompt_path",
         "prefetch_chunk_size",
         "eval_max_context_len",
-        "dump_details",
     }
 )
 
@@ -82,8 +78,8 @@ _LATER = {
     "SFT": """
         eval-size task-type num-labels problem-type classification-threshold conversation-key-map loss-mask-type
     """,
-    "deferred, inferred and post-processed rewards": """
-        rm-type-infer rm-type-fallback custom-reward-post-process-path defer-reward-to-post-process
+    "deferred and categorised rewards": """
+        defer-reward-to-post-process
         log-reward-category log-correct-samples log-multi-turn
     """,
     "media rules beyond token limits": """

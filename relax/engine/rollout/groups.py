@@ -313,12 +313,7 @@ class GroupGenerator:
     async def _score(self, samples: list[Sample]) -> None:
         if self._scorer is None:
             return
-        try:
-            await self._scorer.score(samples)
-        except UserCodeError as error:
-            if self._options.on_failure == "fail":
-                raise
-            raise Dropped("reward_error", str(error)) from error
+        await self._scorer.score(samples)  # has a failure policy of its own: what it raises ends the run
         unscored = [s for s in samples if s.reward is None]
         if unscored:
             raise Dropped("unscored", f"{len(unscored)} of {len(samples)} samples have no reward after scoring")

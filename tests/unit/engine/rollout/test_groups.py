@@ -355,16 +355,19 @@ def test_a_request_that_the_engine_refuses_fails_at_once(engine):
     assert [g.group for g in run_virtual(main()).unfinished] == [1]
 
 
-def test_a_reward_error_drops_the_group_with_its_reason(engine):
+def test_what_the_scorer_raises_fails_the_run_because_it_has_applied_its_policy_already(engine):
     scorer = LengthScorer(error=UserCodeError("raised KeyError", path="user.reward", sample="1.0"))
 
     async def main():
         generator = make_generator(engine, scorer=scorer)
         generator.admit([group(1)])
-        return await generator.next_finished()
+        try:
+            with pytest.raises(UserCodeError, match="raised KeyError"):
+                await generator.next_finished()
+        finally:
+            await generator.stop()
 
-    finished = run_virtual(main())
-    assert (finished.accepted, finished.reason) == (False, "reward_error")
+    run_virtual(main())
 
 
 def test_scoring_of_one_group_overlaps_generation_of_the_next(engine):
