@@ -7,8 +7,9 @@ chunk), so that neither row counts nor chunk padding depend on which items share
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,6 +96,36 @@ def placeholder_ids(config: object) -> dict[str, int]:
             if getattr(config, name, None) is not None:
                 ids[kind] = int(getattr(config, name))
     return ids
+
+
+class MediaMarks:
+    """What of a sequence decides where its media lie: special ids at their places, and the shape of each item."""
+
+    def __init__(self, config: Any, vocabulary: int) -> None:
+        named = {k: v for k, v in config.to_dict().items() if k.endswith(("_token_id", "_token_index"))}
+        self._special = _table(vocabulary, named.values())
+        self._placeholder = _table(vocabulary, placeholder_ids(config).values())
+
+    def any_placeholder(self, tokens: np.ndarray) -> bool:
+        return bool(self._placeholder[tokens].any())
+
+    def layout(self, tokens: np.ndarray, features: Sequence[MediaFeatures]) -> Hashable:
+        """Equal for sequences with equal rotary positions and placeholder rows."""
+        tokens = np.asarray(tokens, np.int64)
+        return np.where(self._special[tokens], tokens, -1).tobytes(), tuple(_shape(item) for item in features)
+
+
+def _table(vocabulary: int, ids: Iterable[Any]) -> np.ndarray:
+    """Bool by token id."""
+    table = np.zeros(vocabulary, np.bool_)
+    table[[i for i in ids if type(i) is int and 0 <= i < vocabulary]] = True
+    return table
+
+
+def _shape(item: MediaFeatures) -> Hashable:
+    """All of an item but its content: small arrays (grids, seconds) whole, large ones by their shape."""
+    arrays = ((n, a.tobytes() if a.size <= 8 else a.shape) for n, a in item.tensors.items())
+    return item.kind, item.num_tokens, *arrays
 
 
 def media_rows(tokens: np.ndarray, features: Sequence[MediaFeatures], ids: dict[str, int]) -> list[np.ndarray]:

@@ -166,7 +166,7 @@ class ExactModel(nn.Module):
                 experts.check_experts(module)
 
     def _install(self, text_model: nn.Module) -> None:
-        """Point the text model at our attention and experts, and the towers at batched windows of shipped attention."""
+        """Point the text model at our attention and experts, the towers at their own attention in fewer calls."""
         for module in text_model.modules():
             config = getattr(module, "config", None)
             if config is not None:

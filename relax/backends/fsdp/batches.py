@@ -76,7 +76,7 @@ def pack(model: ExactModel, sequences: Sequence[TrainSequence], *, shared_prefix
     prompts: dict[int, tuple[np.ndarray, int, int]] = {}  # group -> prompt tokens, segment, first row
     rows: list[np.ndarray] = []
     for sequence in sequences:
-        if not shared_prefix or _has_media(model, sequence.tokens[sequence.prompt_len :]):
+        if not shared_prefix or model.holds_media(sequence.tokens[sequence.prompt_len :]):
             rows.append(_add_whole(builder, sequence))
         else:
             rows.append(_add_shared(builder, sequence, prompts))
@@ -86,16 +86,12 @@ def pack(model: ExactModel, sequences: Sequence[TrainSequence], *, shared_prefix
     return _finish(builder, packed, sequences, rows)
 
 
-def _has_media(model: ExactModel, tokens: np.ndarray) -> bool:
-    return bool(model.placeholder_ids) and bool(np.isin(tokens, list(model.placeholder_ids.values())).any())
-
-
 def _add_whole(builder: _Builder, sequence: TrainSequence) -> np.ndarray:
     tokens = np.asarray(sequence.tokens, np.int64)
     positions = builder.model.positions(tokens, sequence.media)
     kept = max(len(tokens) - 1, 1)
     _, start = builder.add(tokens[:kept], None, positions[..., :kept])
-    if sequence.media or _has_media(builder.model, tokens):
+    if sequence.media or builder.model.holds_media(tokens):
         builder.place_media(tokens[:kept], sequence.media, start)
     return start + np.arange(sequence.prompt_len - 1, len(tokens) - 1)
 
@@ -108,7 +104,7 @@ def _add_shared(
     known = prompts.get(sequence.group)
     if known is None or not np.array_equal(known[0], prompt):
         segment, start = builder.add(prompt, None, builder.model.positions(prompt, sequence.media))
-        if sequence.media or _has_media(builder.model, prompt):
+        if sequence.media or builder.model.holds_media(prompt):
             builder.place_media(prompt, sequence.media, start)
         known = prompts[sequence.group] = (prompt, segment, start)
     _, segment, start = known

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from relax.backends.fsdp.distributed import Ranks
 from relax.backends.fsdp.optimizer import Shard, ShardedAdamW, local
-from relax.utils.errors import ConfigError
+from relax.utils.errors import ConfigError, InfrastructureError
 
 SCHEMA = 1
 _META = "relax.json"
@@ -83,7 +84,11 @@ def read_meta(folder: Path) -> dict[str, Any]:
 def _quiet_save(state: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as in load_checkpoint
-        dcp.save(dict(state), checkpoint_id=str(folder), no_dist=ranks.world_size == 1)
+        try:
+            dcp.save(dict(state), checkpoint_id=str(folder), no_dist=ranks.world_size == 1)
+        except CheckpointException as error:  # a BaseException: it would pass every handler of errors
+            first = next(iter(error.failures.values()))[0]
+            raise InfrastructureError(f"checkpoint {folder} was not written: {first!r}") from error
 
 
 def _weights(shards: list[Shard]) -> dict[str, Tensor]:
