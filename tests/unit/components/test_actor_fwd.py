@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ TABLE = np.random.default_rng(1).normal(size=(8, 8))
 def expected(tokens: list[int], table: np.ndarray = TABLE) -> list[float]:
     """Log-probs of all tokens after the first two."""
     out = []
-    for last, token in zip(tokens[1:], tokens[2:], strict=False):
+    for last, token in itertools.pairwise(tokens[1:]):
         out.append(float(table[last, token] - np.log(np.exp(table[last]).sum())))
     return out
 

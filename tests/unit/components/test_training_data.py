@@ -102,7 +102,7 @@ async def test_samples_of_one_call_with_equal_index_keep_their_own_rows():
 @pytest.mark.parametrize("dp_size", [1, 2, 3, 5])
 async def test_a_scoring_plan_gives_each_rank_whole_groups(dp_size):
     sizes = {group: RNG.integers(1, 9, 4).tolist() for group in (1, 2, 3, 8)}
-    bus, released = await filled(sizes)
+    _, released = await filled(sizes)
     plan = make_scoring_plan(released, BatchSettings(4, 4, 12), dp_size)
     ((*ranks,),) = plan.steps
     assert len({len(micro) for micro in ranks}) == 1

@@ -1,0 +1,93 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""Checkpoints are whole or not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from relax.components.messages import GroupOrder
+from relax.core.checkpoint import STATE, TRACKER, RunState, latest_checkpoint, write_checkpoint
+from relax.utils.errors import ConfigError
+
+
+def state(rollout_id: int, **changes) -> RunState:
+    values = {
+        "rollout_id": rollout_id,
+        "next_group": 40,
+        "prompts_drawn": 38,
+        "open_groups": (GroupOrder(30, 0, 4), GroupOrder(31, 1, 2, attempt=1)),
+        "dataset_digest": "d",
+        "digest": "e",
+        "optimizer_steps": 12,
+        "draw_again": ((0, 3), (1, 1)),
+    }
+    return RunState(**{**values, **changes})
+
+
+def saver(text: str):
+    async def save(folder: str) -> None:
+        Path(folder).mkdir()
+        (Path(folder) / "weights").write_text(text)
+
+    return save
+
+
+async def test_a_checkpoint_is_read_back_as_it_was_written(tmp_path: Path):
+    path = await write_checkpoint(tmp_path / "run", state(7), saver("seven"))
+    assert path.name == "iter_0000007"
+    assert latest_checkpoint(tmp_path / "run") == (path, state(7))
+    assert (path / "model" / "weights").read_text() == "seven"
+    assert (tmp_path / "run" / TRACKER).read_text() == "7"
+
+
+async def test_the_tracker_names_the_newest(tmp_path: Path):
+    await write_checkpoint(tmp_path, state(1), saver("one"))
+    await write_checkpoint(tmp_path, state(3), saver("three"))
+    assert latest_checkpoint(tmp_path)[1].rollout_id == 3
+
+
+async def test_a_save_that_fails_half_way_leaves_the_old_one_in_force(tmp_path: Path):
+    await write_checkpoint(tmp_path, state(1), saver("one"))
+
+    async def fails(folder: str) -> None:
+        await saver("half")(folder)
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        await write_checkpoint(tmp_path, state(3), fails)
+    folder, found = latest_checkpoint(tmp_path)
+    assert (found.rollout_id, (folder / "model" / "weights").read_text()) == (1, "one")
+    await write_checkpoint(tmp_path, state(3), saver("three"))  # what is left of the try is no obstacle
+    assert latest_checkpoint(tmp_path)[1].rollout_id == 3
+
+
+async def test_a_rollout_that_is_reached_again_replaces_its_folder(tmp_path: Path):
+    await write_checkpoint(tmp_path, state(3), saver("first"))
+    path = await write_checkpoint(tmp_path, state(3, digest="other"), saver("second"))
+    assert (path / "model" / "weights").read_text() == "second"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["iter_0000003", TRACKER]
+
+
+def test_no_tracker_means_no_checkpoint(tmp_path: Path):
+    (tmp_path / "iter_0000003").mkdir()
+    assert latest_checkpoint(tmp_path) is None
+    assert latest_checkpoint(tmp_path / "nowhere") is None
+
+
+async def test_a_tracker_that_names_nothing_whole_is_an_error_with_the_flag(tmp_path: Path):
+    path = await write_checkpoint(tmp_path, state(3), saver("three"))
+    (path / STATE).unlink()
+    with pytest.raises(ConfigError, match=r"--load .*: latest_checkpointed_iteration.txt names iter_0000003, which"):
+        latest_checkpoint(tmp_path)
+    (tmp_path / TRACKER).write_text("release")
+    with pytest.raises(ConfigError, match="holds 'release', expected the number of a rollout"):
+        latest_checkpoint(tmp_path)
+
+
+def test_a_state_of_an_older_version_is_read():
+    old = state(2).to_json()
+    del old["draw_again"], old["optimizer_steps"]
+    old["open_groups"] = []
+    assert RunState.from_json(old) == state(2, open_groups=(), draw_again=(), optimizer_steps=0)
