@@ -71,6 +71,8 @@ def algorithm_options(config: RunConfig) -> AlgorithmOptions:
             "rollout_max_response_len": config.rollout.rollout_max_response_len,
             "invalid_reward": section.invalid_reward_policy,
             "zero_variance": section.zero_variance_policy,
+            "disable_rewards_normalization": section.disable_rewards_normalization
+            or config.reward.custom_reward_post_process_path is not None,
         }
     )
 
@@ -263,7 +265,15 @@ def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = 
     """The rollout role with everything it owns."""
     from relax.components.engines import EngineFleet
     from relax.components.rollout import Rollout, RolloutSettings
-    from relax.core.rollout_parts import Evaluator, Preparer, open_prompts, result_folder
+    from relax.core.rollout_parts import (
+        Evaluator,
+        Preparer,
+        details_writer,
+        open_prompts,
+        post_process,
+        result_folder,
+        sample_filter,
+    )
     from relax.distributed.trace import TraceWriter
     from relax.engine.filters.dynamic import load_dynamic_filter
     from relax.engine.rollout.groups import GroupGenerator
@@ -326,7 +336,11 @@ def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = 
             n_samples_per_prompt=config.rollout.n_samples_per_prompt,
             reward_key=config.reward.reward_key,
             result_dir=result_folder(config, folder),
+            drop_overlong=config.rollout.overlong_prompt != "error",
         ),
+        sample_filter=sample_filter(config, args),
+        post_process=post_process(config, args),
+        details=details_writer(config, tables(config)),
         evaluate=evaluator.run if config.eval_datasets else None,
         close=close,
         executor=ThreadPoolExecutor(1, thread_name_prefix="rollout"),
@@ -353,6 +367,8 @@ def build_scorer(config: RunConfig, args: Any, clock: Clock) -> Any:
     reward = config.reward
     return RewardScorer(
         rm_type=reward.rm_type,
+        rm_type_infer=reward.rm_type_infer,
+        rm_type_fallback=reward.rm_type_fallback,
         custom_rm_path=reward.custom_rm_path,
         group_rm=reward.group_rm,
         reward_key=reward.reward_key,

@@ -63,6 +63,18 @@ def latest_checkpoint(root: Path) -> tuple[Path, RunState] | None:
     return folder, RunState.from_json(json.loads((folder / STATE).read_text()))
 
 
+def first_rollout(explicit: int | None, state: RunState | None) -> int:
+    """The number of the first round: --start-rollout-id, else the one after the checkpoint's, else 0."""
+    if explicit and state is None:
+        raise ConfigError(
+            f"--start-rollout-id {explicit} renumbers a resumed run, and --load holds no checkpoint ({TRACKER}): "
+            "leave it out, or load a run folder that has one"
+        )
+    if explicit is not None:
+        return explicit
+    return 0 if state is None else state.rollout_id + 1
+
+
 async def write_checkpoint(root: Path, state: RunState, save_model: Callable[[str], Awaitable[None]]) -> Path:
     """Write one checkpoint: model and optimizer by `save_model(folder)`, then the state, then the tracker."""
     root.mkdir(parents=True, exist_ok=True)

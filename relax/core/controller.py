@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from relax.components.messages import Roles
 from relax.config.run import RunConfig
 from relax.core.build import algorithm_options, tables
-from relax.core.checkpoint import RunState, latest_checkpoint
+from relax.core.checkpoint import RunState, first_rollout, latest_checkpoint
 from relax.core.prompt_order import PromptOrder
 from relax.core.run_folder import RunFolder, choose_folder, new_run_id, write_description
 from relax.core.step_metrics import StepMetrics
@@ -27,7 +27,7 @@ from relax.schedule.clock import Clock, RealClock
 from relax.schedule.journal import FLUSH_INTERVAL_S, FileJournal, Journal
 from relax.schedule.scheduler import GateSettings, Scheduler
 from relax.utils.console import Progress
-from relax.utils.errors import ConfigError, InternalError, RelaxError
+from relax.utils.errors import ConfigError, InfrastructureError, InternalError, RelaxError
 from relax.utils.http_utils import close_session
 from relax.utils.lock import RunLock
 from relax.utils.metrics import BackgroundSink, JsonlSink, Sink, TensorBoardSink, WandbSink
@@ -77,8 +77,15 @@ def run_training(config: RunConfig) -> int:
             logger.exception("run failed")
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             print(f"the traceback is in {folder.log('controller')}; other logs are beside it", file=sys.stderr)
-            return error.exit_code if isinstance(error, RelaxError) else InternalError.exit_code
+            return exit_code_of(error)
         return 0
+
+
+def exit_code_of(error: Exception) -> int:
+    """Errors that nobody raised on purpose: the machine's (disk, memory, sockets) or ours."""
+    if isinstance(error, RelaxError):
+        return error.exit_code
+    return (InfrastructureError if isinstance(error, (OSError, MemoryError)) else InternalError).exit_code
 
 
 async def _run_until_signal(config: RunConfig, folder: RunFolder, run_id: str) -> None:
@@ -196,6 +203,7 @@ async def make_loop(
 async def resume(loop: TrainingLoop, config: RunConfig) -> None:
     """Go on at the checkpoint below `--load`; without a tracker there, start fresh."""
     found = latest_checkpoint(Path(config.checkpoint.load)) if config.checkpoint.load else None
+    first = first_rollout(config.rollout.start_rollout_id, found[1] if found else None)
     if found is None:
         return
     folder, state = found
@@ -206,9 +214,11 @@ async def resume(loop: TrainingLoop, config: RunConfig) -> None:
     loop.order.again(state.open_groups)
     loop.digest = state.digest
     loop.metrics.num_steps = state.optimizer_steps
-    await loop.roles.rollout.set_step(state.rollout_id + 1)
-    loop.decide(ev.Resumed(state.rollout_id, state.next_group, tuple(g.group for g in state.open_groups)))
+    await loop.roles.rollout.set_step(first)
+    loop.decide(ev.Resumed(first - 1, state.next_group, tuple(g.group for g in state.open_groups)))
     print(f"resumed from {folder}: {state.rollout_id + 1} rollouts are contained", flush=True)
+    if first != state.rollout_id + 1:
+        logger.warning("--start-rollout-id %d replaces the checkpoint's %d", first, state.rollout_id + 1)
 
 
 def check_dataset(state: RunState, digest: str) -> None:

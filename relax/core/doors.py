@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -100,7 +101,7 @@ def control_app(roles: Mapping[str, str]) -> Any:
     """Doors without cards share one application: the root route and the weight service's coordinator."""
     from ray import serve
 
-    coordinator = Coordinator(RealClock())
+    coordinator = process_coordinator()
     http = FastAPI(title="Relax control")
     http.include_router(build_coordinator_routes(coordinator), prefix="/dcs_coordinator")
 
@@ -119,6 +120,18 @@ def control_app(roles: Mapping[str, str]) -> Any:
                 coordinator.installed(engine, version)
 
     return Control.bind()
+
+
+class ProcessCoordinator(Coordinator):
+    """Unpickles as the one coordinator of its process: Serve copies an application and its class one by one."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return process_coordinator, ()
+
+
+@functools.cache
+def process_coordinator() -> ProcessCoordinator:
+    return ProcessCoordinator(RealClock())
 
 
 async def call_worker(worker_name: str, namespace: str, role: str, method: str, *args: Any) -> Any:

@@ -3,22 +3,33 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from relax.components.details import DetailsWriter
+from relax.components.rollout import PostProcess, SampleFilter
 from relax.config.evaluation import EvalDataset
 from relax.config.run import RunConfig
 from relax.core.run_folder import RunFolder
-from relax.data.chat import PreparedPrompt, PromptBuilder
+from relax.data.chat import Overlong, OverlongPrompt, PreparedPrompt, PromptBuilder
 from relax.data.datasets import PromptDataset, RawRow, open_dataset
 from relax.data.media.processing import MediaOptions, MediaProcessor
 from relax.data.model_files import load_processor, load_tokenizer
 from relax.data.pool import ProcessorPool
+from relax.engine.filters.samples import load_sample_filter
+from relax.engine.rewards.post_process import load_post_process
 from relax.engine.rollout.evaluate import eval_task, evaluate
 from relax.engine.rollout.prompts import prompt_sample
 from relax.schedule.clock import Clock
+from relax.utils.errors import DataError
+from relax.utils.imports import load_callable
 from relax.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+CUSTOM_PROMPT_FLAG = "--custom-prompt-path"
 
 
 def open_prompts(config: RunConfig) -> PromptDataset:
@@ -36,6 +47,32 @@ def result_folder(config: RunConfig, folder: RunFolder) -> Path | None:
     """Where results go: `rollout_result/` is made below it. An empty --rollout-result-dir writes none."""
     given = config.logging.rollout_result_dir
     return folder.root if given is None else Path(given) if given else None
+
+
+def sample_filter(config: RunConfig, args: Any) -> SampleFilter | None:
+    path = config.rollout.rollout_sample_filter_path
+    return functools.partial(load_sample_filter(path), args) if path else None
+
+
+def post_process(config: RunConfig, args: Any) -> PostProcess | None:
+    path = config.reward.custom_reward_post_process_path
+    return load_post_process(path, args) if path else None
+
+
+def details_writer(config: RunConfig, tables: tuple[str, ...]) -> DetailsWriter | None:
+    folder = config.logging.dump_details
+    return DetailsWriter(Path(folder).expanduser(), tables) if folder else None
+
+
+def custom_prompt(config: RunConfig) -> Callable[[Any, Any], Any] | None:
+    path = config.data.custom_prompt_path
+    return load_callable(path, flag=CUSTOM_PROMPT_FLAG, positional=("prompt", "row")) if path else None
+
+
+def overlong(config: RunConfig) -> Overlong:
+    """What the builder does above the limit: leaving out is up to whoever asks for the prompt."""
+    policy = config.rollout.overlong_prompt
+    return "error" if policy == "drop" else policy  # type: ignore[return-value]
 
 
 def media_options(config: RunConfig) -> MediaOptions:
@@ -76,6 +113,8 @@ class Preparer:
             system_prompt=data.system_prompt,
             apply_chat_template=data.apply_chat_template,
             chat_template_kwargs=data.apply_chat_template_kwargs,
+            custom_prompt=custom_prompt(self._config),
+            overlong=overlong(self._config),
             **keys,
         )
 
@@ -83,7 +122,7 @@ class Preparer:
         return await self._pool.run(self._builder.build, row)
 
     async def prepare_eval(self, dataset: EvalDataset) -> list[Sample]:
-        """All rows of an evaluation set, prepared once."""
+        """All rows of an evaluation set, prepared once; too long ones are left out unless that is an error."""
         builder = self.builder(
             input_key=dataset.input_key,
             label_key=dataset.label_key,
@@ -92,15 +131,23 @@ class Preparer:
             max_prompt_len=self._config.eval.eval_max_prompt_len,
         )
         rows = open_dataset(dataset.path, flag="--eval-prompt-data")
-        samples = []
+        samples: list[Sample] = []
         for number in range(len(rows)):
-            prepared = await self._pool.run(builder.build, rows.row(number))
+            try:
+                prepared = await self._pool.run(builder.build, rows.row(number))
+            except OverlongPrompt as error:
+                if self._config.rollout.overlong_prompt == "error":
+                    raise
+                logger.warning("evaluation prompt left out dataset=%s: %s", dataset.name, error)
+                continue
             sample = prompt_sample(prepared, group=number, row=number)
             if dataset.rm_type and dataset.rm_type != self._config.reward.rm_type:
                 sample.metadata["rm_type"] = dataset.rm_type
             sample.metadata.update(dataset.metadata_overrides)
             samples.append(sample)
         rows.close()
+        if not samples:
+            raise DataError(f"evaluation data set {dataset.name}: no prompt fits --eval-max-prompt-len")
         return samples
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from relax.config.run import RunConfig
+from relax.utils.errors import ConfigError
 from relax.utils.jsonl import dumps
 
 PACKAGES = ("torch", "transformers", "ray", "TransferQueue", "sglang-router", "safetensors", "numpy")
@@ -52,7 +53,10 @@ def choose_folder(config: RunConfig, run_id: str) -> RunFolder:
     else:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         folder = RunFolder(Path("runs") / f"{config.cluster.run_name or 'run'}-{stamp}-{run_id}")
-    folder.create()
+    try:
+        folder.create()
+    except OSError as error:
+        raise ConfigError(f"--save {folder.root}: the folder cannot be written: {error.strerror}") from error
     return folder
 
 

@@ -22,6 +22,7 @@ if __package__ in (
 from relax.config.files import check_files
 from relax.config.report import dry_run_report
 from relax.config.run import RunConfig, parse_args
+from relax.entrypoints.hooks import check_hooks
 from relax.entrypoints.preflight import check_data, count_rows, first_row
 from relax.utils.errors import RelaxError
 
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = parse_args(argv, first_row=first_row)
         check_files(config)
+        check_hooks(config)
         check_data(config)
         if config.cluster.dry_run:
             return report(config)
@@ -38,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RelaxError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:  # before the run handles signals itself, so nothing has started
+        print("stopped by SIGINT before the start", file=sys.stderr)
+        return 130
 
 
 def report(config: RunConfig) -> int:

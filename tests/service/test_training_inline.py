@@ -255,7 +255,14 @@ def test_batches_and_checkpointing_change_memory_but_not_the_result(run):
     variants = {
         "static": ["--no-use-dynamic-batch-size", "--micro-batch-size", 1],
         "dynamic": ["--use-dynamic-batch-size", "--max-tokens-per-gpu", 20],
-        "recompute": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".split(),
+        "recompute": [
+            "--recompute-granularity",
+            "full",
+            "--recompute-method",
+            "uniform",
+            "--recompute-num-layers",
+            "1",
+        ],
     }
     expected = engine_weights(plain.folder / "iter_0000001/model")
     for name, words in variants.items():

@@ -1,0 +1,181 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""The roles as Ray workers behind HTTP doors. Few runs, many claims: each start takes 10 - 20 s."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.service.training_run import FIVE_ROLES, HOOKS, Finished, Inputs, command, engine_weights, inline, start
+
+pytestmark = [pytest.mark.service, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")]
+
+
+def call(method: str, url: str) -> tuple[int, Any]:
+    """(status, parsed answer); a refusal is an answer."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=60) as reply:
+            return reply.status, json.loads(reply.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+# ------------------------------------------------------------------ five roles, asked over HTTP, stopped by it
+
+
+@dataclass
+class Asked:
+    """One long run: what its doors said, and what it left when it was told to stop."""
+
+    answers: dict[str, tuple[int, Any]]
+    done: Finished
+    left_processes: list[str]
+    left_folders: list[Path]
+
+
+@pytest.fixture(scope="module")
+def asked(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    save = tmp_path_factory.mktemp("five") / "run"
+    flags = inputs.flags(
+        save,
+        resource=FIVE_ROLES,
+        custom_rm_path=HOOKS + "slow_reward",
+        num_rollout=1000,
+        kl_loss_coef=0.1,
+        kl_loss_type="k3",
+        ref_update_interval=2,
+        eval_interval=1000,
+    )
+    words = ["--fully-async", "--use-kl-loss", "--use-tis", "--max-staleness", 1, "--skip-eval-before-train"]
+    words += ["--eval-prompt-data", "sums", inputs.prompts]
+    with start([*flags, *words]) as running:
+        running.wait_for_event("installed", 4)
+        http, answers = running.http, {}
+        for name, method, path in (
+            ("root", "GET", "/"),
+            ("get_step", "GET", "/rollout/get_step"),
+            ("actor_status", "GET", "/actor/status"),
+            ("status", "GET", "/rollout/status"),
+            ("health", "GET", "/reference/health"),
+            ("engines", "GET", "/rollout/engines"),
+            ("dcs", "GET", "/dcs_coordinator/health"),
+            ("latest", "GET", "/dcs_coordinator/versions/latest"),
+            ("versions", "GET", "/dcs_coordinator/versions"),
+            ("evaluate", "GET", "/rollout/evaluate?train_step=7"),
+            ("evaluate_again", "GET", "/rollout/evaluate?train_step=8"),
+            ("bad_step", "POST", "/advantages/set_step?step=x"),
+            ("set_step", "POST", "/advantages/set_step?step=5"),
+            ("unknown", "GET", "/rollout/nothing"),
+        ):
+            answers[name] = call(method, http + path)
+        end = time.monotonic() + 120
+        while call("GET", http + "/rollout/is_eval_done") != (200, {"done": True}) and time.monotonic() < end:
+            time.sleep(0.2)
+        answers["is_eval_done"] = call("GET", http + "/rollout/is_eval_done")
+        answers["stop"] = call("POST", http + "/rollout/stop_service")
+        done = running.finish()
+        yield Asked(answers, done, running.wait_gone(), running.temporary())
+
+
+def test_doors_answer_for_their_roles(asked):
+    roles = asked.answers["root"][1]["roles"]
+    assert set(roles) == {"rollout", "actor", "advantages", "reference", "actor_fwd"}
+    assert asked.answers["get_step"][1]["step"] >= 3
+    assert asked.answers["status"][1]["role"] == "rollout"
+    assert asked.answers["actor_status"][1]["rank"] == 0
+    assert asked.answers["health"] == (200, {"status": "ok"})
+    assert asked.answers["set_step"] == (200, {"status": "ok"})
+    assert asked.answers["bad_step"][0] == 422
+    assert asked.answers["unknown"][0] == 404
+
+
+def test_the_engines_door_names_engine_and_version(asked):
+    (engine,) = asked.answers["engines"][1]["models"]["default"]["engines"]
+    assert engine["engine_id"] == "engine-0"
+    assert engine["is_healthy"] is True
+    assert int(engine["weight_version"]) >= 4
+
+
+def test_the_coordinator_knows_published_and_installed_versions(asked):
+    assert asked.answers["dcs"][0] == 200
+    assert asked.answers["latest"][1]["version"] >= 4
+    text = json.dumps(asked.answers["versions"][1])
+    assert "engine-0" in text
+
+
+def test_an_evaluation_can_be_asked_for_one_at_a_time(asked):
+    assert asked.answers["evaluate"] == (200, {"status": "ok", "rollout_id": 7})
+    assert asked.answers["evaluate_again"][0] == 409
+    assert asked.answers["is_eval_done"] == (200, {"done": True})
+    assert len(asked.done.samples(7, "eval")) == 12
+
+
+def test_stop_service_ends_the_run_cleanly_with_a_checkpoint(asked):
+    done = asked.done
+    assert asked.answers["stop"] == (200, {"status": "ok"})
+    assert done.code == 0, done.err
+    assert done.reason == "stopped_by_service"
+    last = done.events("stepped")[-1]["rollout_id"]
+    assert done.events("checkpoint")[-1]["rollout_id"] == last
+    assert (done.folder / "latest_checkpointed_iteration.txt").read_text() == str(last)
+    assert (asked.left_processes, asked.left_folders) == ([], [])
+
+
+def test_ages_stay_within_the_limit(asked):
+    assert len(asked.done.ages()) >= 8
+    assert max(asked.done.ages()) == 1
+
+
+def test_columns_of_reference_and_actor_fwd_are_what_the_loss_uses(asked):
+    done = asked.done
+    assert done.metrics("train/ratio") == pytest.approx([1.0] * len(done.metrics("train/ratio")))
+    kl = done.metrics("train/kl_loss")
+    assert kl[0] == pytest.approx(0.0, abs=1e-9)  # reference and policy are the same weights
+    assert max(kl) > 1e-6
+    # the reference takes every second version, so rollout 2 trains from its own reference
+    assert kl[2] == pytest.approx(0.0, abs=1e-9)
+    assert kl[3] > 1e-9
+
+
+def test_the_console_shows_only_what_the_run_says(asked):
+    assert asked.done.err == "" or all(line.startswith("note: ") for line in asked.done.err.splitlines())
+    lines = asked.done.out.splitlines()
+    assert lines[0].startswith("run folder: ")
+    assert sum(line.startswith("http: ") for line in lines) == 1
+    assert all(line.startswith(("run folder: ", "http: ", "step ", "evaluation ")) for line in lines), asked.done.out
+
+
+# ------------------------------------------------------------------ two ranks, two engines; colocate
+
+
+def test_two_ranks_and_two_engines_train_as_one_of_each(inputs, tmp_path):
+    size = {"rollout_batch_size": 4, "num_rollout": 2}
+    words = ["--fully-async", "--max-staleness", "0"]
+    one = inline([*inputs.flags(tmp_path / "one", **size), *words]).ok()
+    roles = '{"actor":[1,2],"rollout":[1,2]}'
+    two = command([*inputs.flags(tmp_path / "two", resource=roles, **size), *words]).ok()
+    assert two.events("engine_joined")[1]["engine"] == "engine-1"
+    assert two.metrics("rollout/reward/mean")[0] == one.metrics("rollout/reward/mean")[0]
+    for name in ("train/policy_loss", "train/grad_norm", "train/entropy", "train/ratio"):
+        assert two.metrics(name)[0] == pytest.approx(one.metrics(name)[0], abs=1e-5), name
+    for name, tensor in engine_weights(two.folder / "iter_0000001/model").items():
+        assert tensor.isfinite().all(), name
+
+
+def test_colocate_on_ray_gives_the_weights_of_one_process(inputs, tmp_path):
+    import torch
+
+    one = inline([*inputs.flags(tmp_path / "one"), "--colocate", "--use-kl-loss", "--kl-loss-coef", 0.1]).ok()
+    ray = command([*inputs.flags(tmp_path / "ray"), "--colocate", "--use-kl-loss", "--kl-loss-coef", 0.1]).ok()
+    assert ray.ages() == [0] * 4
+    expected = engine_weights(one.folder / "iter_0000001/model")
+    for name, tensor in engine_weights(ray.folder / "iter_0000001/model").items():
+        assert torch.equal(tensor, expected[name]), name
