@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 import signal
 import sys
 from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from relax.utils.errors import ConfigError, InfrastructureError, InternalError, 
 from relax.utils.http_utils import close_session
 from relax.utils.lock import RunLock
 from relax.utils.metrics import BackgroundSink, JsonlSink, Sink, TensorBoardSink, WandbSink
+from relax.utils.owned_folder import owned_folder, remove_abandoned
 
 logger = logging.getLogger(__name__)
 
@@ -114,47 +115,78 @@ async def _run_until_signal(config: RunConfig, folder: RunFolder, run_id: str) -
 
 async def run_once(config: RunConfig, folder: RunFolder, run_id: str) -> None:
     """Deploy the roles, train, and take everything down again, whatever happens in between."""
-    clock = RealClock()
-    shared_dir = Path("/dev/shm" if Path("/dev/shm").is_dir() else folder.root) / f"relax-{run_id}"
-    journal = FileJournal(folder.journal, "driver")
-    deployment = deploy(config, folder.root, shared_dir)
-    flusher = asyncio.create_task(_flush(journal, clock))
-    reason = "failed"
-    metrics: StepMetrics | None = None
-    try:
-        roles = await deployment.start()
+    memory = Path("/dev/shm")
+    parent = memory if memory.is_dir() else folder.root
+    for path in remove_abandoned(parent, "relax-*"):
+        logger.info("removed what a killed run has left path=%s", path)
+    with owned_folder(parent / f"relax-{run_id}") as shared_dir:
+        run = Run(
+            config, folder, run_id, deploy(config, folder.root, shared_dir), FileJournal(folder.journal, "driver")
+        )
+        failed: BaseException | None = None
+        try:
+            await run.train()
+        except BaseException as error:  # raised below, once everything is down
+            failed = error
+        await run.end("finished" if failed is None else _reason_of(failed), failed)
+
+
+def _reason_of(error: BaseException) -> str:
+    return "stopped" if isinstance(error, asyncio.CancelledError) else "failed"
+
+
+@dataclass
+class Run:
+    """One run's objects between deployment and shutdown."""
+
+    config: RunConfig
+    folder: RunFolder
+    run_id: str
+    deployment: Deployment
+    journal: FileJournal
+    clock: Clock = field(default_factory=RealClock)
+    loop: TrainingLoop | None = None
+
+    async def train(self) -> None:
+        roles = await self.deployment.start()
         if roles.facts.get("http"):
             print(f"http: {roles.facts['http']}", flush=True)
-        loop = await make_loop(config, folder, roles, journal, clock, run_id)
-        metrics, loop.on_versions = loop.metrics, deployment.published
-        await _while_alive(loop.run(), deployment)
-        reason = "stopped_by_service" if loop.stop_requested else "finished"
-    except asyncio.CancelledError:
-        reason = "stopped"
-        raise
-    finally:
-        flusher.cancel()
-        journal.append(ev.Ended(reason))
-        journal.close()
-        if metrics is not None:
-            await asyncio.to_thread(metrics.close)
-        try:
-            await deployment.stop()
-            await close_session()
-        finally:
-            shutil.rmtree(shared_dir, ignore_errors=True)
+        self.loop = await make_loop(self.config, self.folder, roles, self.journal, self.clock, self.run_id)
+        self.loop.on_versions = self.deployment.published
+        await _first_end(self.deployment.watch(), _flush(self.journal, self.clock), self.loop.run())
+
+    async def end(self, reason: str, failed: BaseException | None) -> None:
+        """Take everything down, then raise `failed`, or else the first error of the shutdown."""
+        if failed is None and self.loop is not None and self.loop.stop_requested:
+            reason = "stopped_by_service"
+        for step in (lambda: self._end_journal(reason), self._end_metrics, self.deployment.stop, close_session):
+            try:
+                await step()
+            except Exception as error:  # raised below unless something came before; what follows must stop too
+                logger.exception("shutdown step failed")
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    async def _end_journal(self, reason: str) -> None:
+        self.journal.append(ev.Ended(reason))
+        self.journal.close()
+
+    async def _end_metrics(self) -> None:
+        if self.loop is not None:
+            await asyncio.to_thread(self.loop.metrics.close)
 
 
-async def _while_alive(training: Coroutine[Any, Any, None], deployment: Deployment) -> None:
-    """Train until the end, or until a process of the run has died."""
-    tasks = [asyncio.create_task(training), asyncio.create_task(deployment.watch())]
+async def _first_end(*parts: Coroutine[Any, Any, None]) -> None:
+    """Run all until one has ended, which is raised or returned; where several have, an earlier one explains more."""
+    tasks = [asyncio.create_task(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    for task in reversed(tasks):  # a death explains the failed calls that it causes
+    for task in tasks:
         if task in done:
             task.result()
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from relax.utils.errors import InfrastructureError
+from relax.utils.owned_folder import owned_folder, remove_abandoned
 
 logger = logging.getLogger(__name__)
 
@@ -31,15 +32,14 @@ class Cluster:
     gpus: int
     slots: float = 0.0  # of the resource that stands for a card
     free_slots: float = 0.0
-    temp_dir: Path | None = None
+    folder: ExitStack = field(default_factory=ExitStack)  # holds the folder of a private cluster
 
     def close(self) -> None:
         """Disconnect; a private cluster ends, and its folder goes."""
         import ray
 
         ray.shutdown()
-        if self.temp_dir is not None:
-            shutil.rmtree(self.temp_dir, ignore_errors=True)
+        self.folder.close()
 
 
 def joins_cluster() -> bool:
@@ -104,7 +104,10 @@ def _start_private(namespace: str, slots: int, dashboard: bool, env: Mapping[str
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # it listens on loopback and ends with this process
     import ray
 
-    temp_dir = Path(tempfile.mkdtemp(prefix="rlx-", dir="/tmp"))  # short: socket paths have a limit
+    for path in remove_abandoned(Path("/tmp"), "rlx-*"):
+        logger.info("removed what a killed run has left path=%s", path)
+    folder = ExitStack()  # below /tmp, because socket paths have a limit
+    temp_dir = folder.enter_context(owned_folder(Path(tempfile.mkdtemp(prefix="rlx-", dir="/tmp"))))
     options: dict[str, Any] = {}
     if _cuda_gpus() == 0:
         options["num_gpus"] = 0
@@ -112,11 +115,11 @@ def _start_private(namespace: str, slots: int, dashboard: bool, env: Mapping[str
         context = _init_private(temp_dir, namespace, slots, dashboard, options)
     except Exception as error:  # Ray raises many kinds; whatever had started ends here
         ray.shutdown()
-        shutil.rmtree(temp_dir, ignore_errors=True)
+        folder.close()
         raise InfrastructureError(f"Ray did not start: {type(error).__name__}: {error}") from error
     logger.info("private ray cluster started address=%s", context.address_info["gcs_address"])
     gpus, places = int(ray.cluster_resources().get("GPU", 0)), float(max(1, slots))
-    return Cluster(context.address_info["gcs_address"], True, gpus, places, places, temp_dir)
+    return Cluster(context.address_info["gcs_address"], True, gpus, places, places, folder)
 
 
 def _init_private(temp_dir: Path, namespace: str, slots: int, dashboard: bool, options: dict[str, Any]) -> Any:
