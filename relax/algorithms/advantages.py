@@ -120,18 +120,3 @@ def sample_use(result: GroupAdvantages, removed: Sequence[bool] | np.ndarray, *,
 def per_token(advantage_S: np.ndarray, response_len_S: Sequence[int] | np.ndarray) -> np.ndarray:
     """Every response token of a sample gets the sample's advantage: float32 [R]."""
     return np.repeat(np.asarray(advantage_S, np.float64), np.asarray(response_len_S, np.int64)).astype(np.float32)
-
-
-def whiten(value_R: np.ndarray, mask_R: np.ndarray, *, epsilon: float = 1e-8) -> np.ndarray:
-    """Mean 0 and population variance 1 over the masked tokens of a whole step, 0 elsewhere (--normalize-advantages).
-
-    `epsilon` is the floor of the variance. Equal values, or no token at all, give zeros.
-    """
-    keep_R = np.asarray(mask_R) > 0
-    kept = np.asarray(value_R, np.float64)[keep_R]
-    out_R = np.zeros(np.shape(value_R), np.float64)
-    if kept.size and kept.max() > kept.min():
-        centred = kept - math.fsum(kept.tolist()) / kept.size
-        variance = math.fsum((centred**2).tolist()) / kept.size
-        out_R[keep_R] = centred / math.sqrt(max(variance, epsilon))
-    return out_R

@@ -19,7 +19,7 @@ length, Dr.GRPO, arXiv:2503.20783 sec. 3.2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -78,11 +78,6 @@ def step_reduction(
 def masked_sum(value_T: Tensor, keep_T: Tensor) -> Tensor:
     """Sum of `value_T` where the bool `keep_T` holds; what stands elsewhere, NaN included, has no effect."""
     return value_T.where(keep_T, value_T.new_zeros(())).sum()
-
-
-def mean_of_sums(sums: Mapping[str, float], counts: Mapping[str, float]) -> dict[str, float]:
-    """Means of quantities that were summed over micro-batches and ranks; one without a count is absent, not 0."""
-    return {name: sums[name] / counts[name] for name in sums if counts.get(name)}
 
 
 def effective_sample_fraction(mean_weight: float, mean_square_weight: float) -> float:

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +17,7 @@ from typing import IO, Any
 from relax.backends.base import EngineCommand, EngineConfig, EngineSpec
 from relax.schedule.clock import Clock
 from relax.utils.errors import EngineLost
+from relax.utils.processes import end_group, free_ports
 
 POLL_S = 0.05
 WATCH_S = 0.5
@@ -59,7 +58,7 @@ class EngineProcess:
             if self._spec.name == "native":
                 await self._start_with_port_file(end)
             else:
-                self.port = free_port(self._host)
+                (self.port,) = free_ports(self._host, 1)
                 command = self._spec.command(
                     self._config, host=self._host, port=self.port, gpus=self._gpus, node_rank=0
                 )
@@ -148,13 +147,7 @@ class EngineProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        process.terminate()
-        end = self._clock.now() + STOP_WAIT_S
-        while process.poll() is None and self._clock.now() < end:
-            await self._clock.sleep(POLL_S)
-        with contextlib.suppress(ProcessLookupError):  # all of its group has ended
-            os.killpg(process.pid, signal.SIGKILL)
-        await asyncio.to_thread(process.wait, STOP_WAIT_S)
+        await end_group(process, self._clock, wait_s=STOP_WAIT_S)
 
 
 def _die_with_parent() -> Callable[[], None] | None:
@@ -163,9 +156,3 @@ def _die_with_parent() -> Callable[[], None] | None:
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up before the fork
     return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def free_port(host: str) -> int:
-    with socket.socket() as held:
-        held.bind((host, 0))
-        return held.getsockname()[1]

@@ -59,10 +59,6 @@ def above(low: float) -> Check:
     return lambda value: None if value > low else f"must be > {low}"
 
 
-def within(low: float, high: float) -> Check:
-    return lambda value: None if low <= value <= high else f"must be between {low} and {high}"
-
-
 def above_up_to(low: float, high: float) -> Check:
     return lambda value: None if low < value <= high else f"must be > {low} and <= {high}"
 

@@ -36,6 +36,7 @@ from relax.distributed.ray.worker import Worker
 from relax.engine.router.process import RouterProcess
 from relax.schedule.clock import RealClock
 from relax.utils.errors import ConfigError, EngineLost, InternalError, RoleLost
+from relax.utils.processes import free_ports
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -223,11 +224,10 @@ class RayDeployment:
         """One proxy, one application a role, all at once."""
         from ray import serve
 
-        from relax.backends.engine_process import free_port
         from relax.core.doors import control_app, role_app
 
         section = self._config.cluster
-        port = section.serve_port or free_port(section.serve_host)
+        port = section.serve_port or free_ports(section.serve_host, 1)[0]
         self._serving = True
         logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its import has set another level
         serve.start(http_options={"host": section.serve_host, "port": port})

@@ -7,20 +7,17 @@ from its parent and ends with it, so no router outlives a run, however the run d
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from relax.schedule.clock import Clock
 from relax.utils.errors import EngineLost, InfrastructureError
 from relax.utils.http_utils import HttpError, get, request
+from relax.utils.processes import end_group, free_ports
 
 logger = logging.getLogger(__name__)
 
@@ -210,24 +207,6 @@ class RouterProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        process.terminate()
-        end = self._clock.now() + STOP_WAIT_S
-        while process.poll() is None and self._clock.now() < end:
-            await self._clock.sleep(POLL_S)
-        with contextlib.suppress(ProcessLookupError):  # all of its group has ended
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=STOP_WAIT_S)
+        await end_group(process, self._clock, wait_s=STOP_WAIT_S)
         if process.stdin is not None:
             process.stdin.close()
-
-
-def free_ports(host: str, count: int) -> Sequence[int]:
-    """`count` different ports that are free now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for held in sockets:
-            held.bind((host, 0))
-        return [held.getsockname()[1] for held in sockets]
-    finally:
-        for held in sockets:
-            held.close()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax.algorithms.advantages import group_advantages, per_token, sample_use, whiten
+from relax.algorithms.advantages import group_advantages, per_token, sample_use
 
 
 def test_group_advantage_worked_by_hand():
@@ -105,10 +105,3 @@ def test_zero_variance_policies_decide_who_trains_and_who_counts():
 
 def test_per_token_repeats_over_each_response():
     assert per_token(np.array([0.5, -1.0, 2.0]), [2, 0, 1]).tolist() == [0.5, 0.5, 2.0]
-
-
-def test_whitening_is_over_masked_tokens_only():
-    # tokens 1 and 3: mean 2, population std 1; the masked 100 has no say
-    assert whiten(np.array([1.0, 100.0, 3.0]), np.array([1, 0, 1])).tolist() == [-1.0, 0.0, 1.0]
-    assert whiten(np.array([0.1, 0.1, 0.1]), np.ones(3)).tolist() == [0, 0, 0]
-    assert whiten(np.zeros(0), np.zeros(0)).tolist() == []

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relax.algorithms.reduce import effective_sample_fraction, masked_sum, mean_of_sums, step_reduction
+from relax.algorithms.reduce import effective_sample_fraction, masked_sum, step_reduction
 
 LENGTHS = (1, 2, 3, 4, 5, 6)
 
@@ -153,11 +153,6 @@ def test_fan_out_weighs_each_sample_of_the_step_once_G5():
     step = step_reduction(masks([4] * 9))
     assert step.divisor == 9
     assert [float(w.sum()) / step.divisor for w in step.weights] == pytest.approx([1 / 9] * 9)
-
-
-def test_mean_of_ranks_is_weighted_by_count_L13():
-    # rank 0 [1, 1, 1], rank 1 [5]: 8 / 4 = 2, not 3; a name without a count is absent
-    assert mean_of_sums({"x": 3.0 + 5.0, "y": 0.0}, {"x": 3 + 1, "y": 0}) == {"x": 2.0}
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True))
