@@ -31,6 +31,11 @@ def partition_of(rollout_id: int) -> str:
     return f"train_{rollout_id}"
 
 
+def rollout_of(partition: str) -> int:
+    """Inverse of `partition_of`."""
+    return int(partition.removeprefix("train_"))
+
+
 @dataclass(frozen=True)
 class GroupOrder:
     """One admitted group: which prompt, under which id."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from relax.components.base import Role
+from relax.components.details import DetailsWriter
 from relax.components.engines import EngineFleet
 from relax.components.messages import (
     AcceptedGroup,
@@ -24,9 +25,10 @@ from relax.components.messages import (
     ReleaseReport,
     RolloutReport,
     partition_of,
+    rollout_of,
 )
 from relax.components.rollout_metrics import release_metrics
-from relax.data.chat import PreparedPrompt
+from relax.data.chat import OverlongPrompt, PreparedPrompt
 from relax.data.columns import group_columns, media_columns
 from relax.data.datasets import PromptDataset, RawRow
 from relax.distributed.bus.base import Block, Bus
@@ -38,13 +40,15 @@ from relax.engine.rollout.results import result_path, sample_row, write_results
 from relax.schedule import events as ev
 from relax.schedule.clock import Clock
 from relax.schedule.journal import FLUSH_INTERVAL_S, Journal
-from relax.utils.errors import InternalError, RelaxError
+from relax.utils.errors import DataError, InternalError, RelaxError
 from relax.utils.types import MediaFeatures, Sample
 
 logger = logging.getLogger(__name__)
 
+DUMP_DEADLINE_S = 300.0  # the columns of a trained rollout are on the bus already
 Prepare = Callable[[RawRow], Coroutine[Any, Any, PreparedPrompt]]
-SampleFilter = Callable[[Any, Sequence[Sequence[Sample]]], None]
+SampleFilter = Callable[[Sequence[Sequence[Sample]]], None]  # with its args bound
+PostProcess = Callable[[Sequence[Sample]], tuple[list[float], list[float]]]  # a group -> raw rewards, rewards
 Evaluate = Callable[[int], Coroutine[Any, Any, tuple[dict[str, float], list[Sample]]]]
 
 
@@ -62,6 +66,7 @@ class RolloutSettings:
     n_samples_per_prompt: int
     reward_key: str | None = None
     result_dir: Path | None = None  # run folder of the JSONL results; None writes none
+    drop_overlong: bool = True  # leave prompts above the limit out; False ends the run
 
 
 @dataclass
@@ -97,6 +102,9 @@ class Rollout(Role):
         journal: Journal,
         clock: Clock,
         settings: RolloutSettings,
+        sample_filter: SampleFilter | None = None,
+        post_process: PostProcess | None = None,
+        details: DetailsWriter | None = None,
         evaluate: Evaluate | None = None,
         close: Callable[[], Coroutine[Any, Any, None]] | None = None,
         executor: Executor | None = None,
@@ -104,7 +112,10 @@ class Rollout(Role):
         super().__init__(executor)
         self._dataset, self._prepare, self._generator, self._engines = dataset, prepare, generator, engines
         self._bus, self._trace, self._journal, self._clock, self._settings = bus, trace, journal, clock, settings
+        self._sample_filter, self._post_process, self._details = sample_filter, post_process, details
         self._evaluate, self._close = evaluate, close
+        self._overlong_in_a_row = 0  # prompts left out since the last one that fitted
+        self._released: dict[str, tuple[int, ...]] = {}  # partition -> groups, for the details
         self._preparing: dict[int, asyncio.Task[None]] = {}
         self._inside: set[int] = set()  # admitted and not yet reported as ended
         self._ready: dict[int, ReadyGroup] = {}
@@ -143,14 +154,34 @@ class Rollout(Role):
 
     async def _start_group(self, order: GroupOrder) -> None:
         try:
-            prepared = await self._prepare(self._dataset.row(order.row))
+            row = await self._blocking(self._dataset.row, order.row)  # a streaming data set reads it now
+            prepared = await self._prepare(row)
+            self._overlong_in_a_row = 0
             prompt = prompt_sample(prepared, group=order.group, epoch=order.epoch, row=order.row)
             prompt.attempt = order.attempt
             self._generator.admit([AdmittedGroup(order.group, prompt, self._settings.n_samples_per_prompt)])
+        except OverlongPrompt as error:
+            await self._leave_out(order.group, error)
         except Exception as error:  # told by `report`: a row that cannot be prepared ends the run with its place
             await self._fail(error)
         finally:
             self._preparing.pop(order.group, None)
+
+    async def _leave_out(self, group: int, error: OverlongPrompt) -> None:
+        """End a group whose prompt is too long; a data set without a single one that fits ends the run."""
+        self._overlong_in_a_row += 1
+        if not self._settings.drop_overlong:
+            await self._fail(error)
+        elif self._overlong_in_a_row >= len(self._dataset):
+            await self._fail(
+                DataError(f"no prompt fits --rollout-max-prompt-len {error.limit}; the last was: {error}")
+            )
+        elif group in self._inside:
+            logger.info("prompt left out group=%d: %s", group, error)
+            self._inside.discard(group)
+            self._ended.dropped.append((group, "overlong_prompt"))
+            async with self._changed:
+                self._changed.notify_all()
 
     # ------------------------------------------------------------------ groups out
 
@@ -186,17 +217,21 @@ class Rollout(Role):
             self._changed.notify_all()
 
     def _keep(self, finished: FinishedGroup) -> ReadyGroup:
-        """The trace first, then the journal."""
+        """User functions, then the trace, then the journal: what they decide is part of the record."""
         samples = finished.samples
-        rewards = [s.get_reward(self._settings.reward_key) for s in samples]
+        if self._sample_filter is not None:
+            self._sample_filter([samples])
+        rewards = raw = [s.get_reward(self._settings.reward_key) for s in samples]
+        if self._post_process is not None:
+            raw, rewards = self._post_process(samples)
         media = tuple(samples[0].multimodal_train_inputs or ())
-        block = Block(finished.group, group_columns(samples, rewards, rewards))
+        block = Block(finished.group, group_columns(samples, rewards, raw))
         entry = self._trace.write(block)
         seconds = sum(finished.seconds.values())
         self._journal.append(
             ev.Completed(finished.group, entry.file, entry.offset, entry.length, entry.digest, seconds)
         )
-        self._journal.append(ev.Rewarded(finished.group, tuple(rewards)))
+        self._journal.append(ev.Rewarded(finished.group, tuple(raw)))
         return ReadyGroup(finished, block, media)
 
     async def report(self, need: int, patience_s: float) -> RolloutReport:
@@ -251,6 +286,10 @@ class Rollout(Role):
             await self._bus.put(partition, "media", with_media)
         await self._bus.put(partition, "rollout", [r.block for r in ready])
         self._trace.roll(str(rollout_id + 1))
+        if self._details is not None:
+            self._released[partition] = tuple(r.block.uid for r in ready)
+            tables = {"rollout": [r.block for r in ready], "media": with_media}
+            await self._blocking(self._details.write, "rollout_data", rollout_id, tables)
         if self._settings.result_dir is not None:
             path = result_path(self._settings.result_dir, "train", rollout_id)
             rows = [sample_row(s, rollout_id=rollout_id) for r in ready for s in r.finished.samples]
@@ -269,7 +308,17 @@ class Rollout(Role):
         return ReleaseReport(released, sums, maxima)
 
     async def drop(self, partition: str) -> None:
+        """Forget a partition whose training is done."""
+        released = self._released.pop(partition, None)
+        if self._details is not None and released is not None:
+            await self._dump_training(self._details, partition, released)
         await self._bus.drop(partition)
+
+    async def _dump_training(self, details: DetailsWriter, partition: str, groups: tuple[int, ...]) -> None:
+        names = ("rollout", *details.tables)
+        found = await self._bus.get(partition, names, groups, deadline_s=DUMP_DEADLINE_S)
+        tables = {name: list(blocks.values()) for name, blocks in found.items()}
+        await self._blocking(details.write, "train_data", rollout_of(partition), tables)
 
     # ------------------------------------------------------------------ weights, evaluation, life
 

@@ -22,12 +22,12 @@ def release_metrics(
     versions, mask = column("weight_version"), column("loss_mask") > 0
     ages = rollout_id - versions[versions >= 0]
     raw, lengths = column("raw_reward"), column("response_len")
-    usable = raw[np.isfinite(raw)]
+    finite = lambda values: values[np.isfinite(values)]  # noqa: E731
     generate = np.asarray([g.seconds.get("generate", 0.0) for g in groups])
     score = np.asarray([g.seconds.get("score", 0.0) for g in groups])
     sums: Sums = {
-        "rollout/reward/mean": mean(usable),
-        "rollout/raw_reward/mean": mean(usable),
+        "rollout/reward/mean": mean(finite(column("reward"))),
+        "rollout/raw_reward/mean": mean(finite(raw)),
         "rollout/response_tokens/mean": mean(lengths),
         "rollout/prompt_tokens/mean": mean(column("prompt_len")),
         "rollout/truncated_fraction": mean(column("truncated")),

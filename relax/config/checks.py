@@ -79,7 +79,8 @@ def batch_sizes(config: RunConfig) -> Iterator[str]:
     if config.over_sampling_surplus < 0:
         over = config.rollout.over_sampling_batch_size
         yield f"--over-sampling-batch-size {over} must be at least --rollout-batch-size {prompts}"
-    if per_prompt == 1 and not config.algorithm.disable_rewards_normalization:
+    own = config.algorithm.disable_rewards_normalization or config.reward.custom_reward_post_process_path
+    if per_prompt == 1 and not own:
         yield (
             "--n-samples-per-prompt 1 leaves grpo nothing to compare a response with, so every advantage is 0: "
             "use at least 2, or --disable-rewards-normalization"
@@ -279,6 +280,11 @@ def checkpoints(config: RunConfig) -> Iterator[str]:
     if checkpoint.save_interval is not None and checkpoint.save is None:
         yield f"--save-interval {checkpoint.save_interval} needs --save: the folder for checkpoints"
     start, rounds = config.rollout.start_rollout_id, config.rollout.num_rollout
+    if start is not None and checkpoint.load is None:
+        yield (
+            f"--start-rollout-id {start} needs --load: it renumbers a resumed run, and a new one starts at 0; "
+            "leave it out"
+        )
     if start is not None and rounds is not None and start >= rounds:
         yield f"--start-rollout-id {start} leaves nothing to do: --num-rollout is {rounds}, and ids start at 0"
 

@@ -95,7 +95,7 @@ def _batches(config: RunConfig) -> Iterator[str]:
     reward = config.reward
     if reward.rm_type is not None and reward.custom_rm_path is not None:
         yield f"--rm-type {reward.rm_type} is not used: --custom-rm-path {reward.custom_rm_path} scores every sample"
-    if not (reward.rm_type or reward.custom_rm_path):
+    if not (reward.rm_type or reward.custom_rm_path or reward.rm_type_infer or reward.rm_type_fallback):
         yield "no reward flag is given: each row's metadata must name its rm_type, or the generate function must score"
 
 

@@ -80,9 +80,22 @@ class PreparedPrompt:
         return {kind: [item for item in self.media if item.kind == kind] for kind in kinds} or None
 
 
+@dataclass(frozen=True)
+class _ReadRow:
+    """A row before tokenizer and media are asked."""
+
+    prompt: Any
+    messages: list[dict[str, Any]] | None
+    label: Any
+    tools: list[Any] | None
+    metadata: dict[str, Any]
+    media: list[tuple[str, Any]]  # (kind, value) in order of appearance
+
+
 class PromptBuilder:
     """Builds prompts for one model and one set of data flags. Deterministic; safe to call from threads.
 
+    Without a tokenizer (None) it only checks rows.
     `processor` is the model's MediaProcessor, or its HF processor, or None for a text-only model. `max_prompt_len`
     counts the expanded tokens; `overlong` says what happens above it: raise OverlongPrompt, or cut. A cut never falls
     inside a medium: the whole medium goes. The chat template comes from the row's metadata, else from the
@@ -127,7 +140,7 @@ class PromptBuilder:
         self._access = access
         self._fetch = fetch
         self._told: set[str] = set()  # template origins already logged
-        if apply_chat_template and self._default_template() is None:
+        if apply_chat_template and tokenizer is not None and self._default_template() is None:
             raise ConfigError(
                 "--apply-chat-template: neither the tokenizer nor the processor has a chat template; give one with "
                 "--chat-template FILE"
@@ -135,6 +148,25 @@ class PromptBuilder:
 
     def build(self, row: RawRow) -> PreparedPrompt:
         """Prepare one row. Blocking (reads, decodes and fetches media); never changes the row."""
+        read, where = self._read(row), row.where
+        media = [
+            load_media(kind, value, folder=row.folder, where=where, access=self._access, fetch=self._fetch)
+            for kind, value in read.media
+        ]
+        prompt_text = self._render(read.prompt, read.messages, read.tools, read.metadata, where)
+        prepared = PreparedPrompt(
+            prompt_text, read.messages, [], [], media, [], read.label, read.metadata, read.tools, where
+        )
+        return prepared if prompt_text is None else self._tokenise(prepared)
+
+    def check(self, row: RawRow) -> list[tuple[str, Any]]:
+        """What of `build` needs no model: columns, messages, as many media as placeholders.
+
+        Returns the row's media as (kind, value), unread. Raises what `build` would.
+        """
+        return self._read(row).media
+
+    def _read(self, row: RawRow) -> _ReadRow:
         values, where = row.values, row.where
         prompt = plain(self._column(values, self._input_key, "--input-key", where))
         if self._custom_prompt is not None:
@@ -145,13 +177,7 @@ class PromptBuilder:
         slots = _Slots(self._row_media(values, where), where)
         messages = self._messages(prompt, slots, where)
         slots.finish(_snippet(prompt))
-        media = [
-            load_media(kind, value, folder=row.folder, where=where, access=self._access, fetch=self._fetch)
-            for kind, value in slots.used
-        ]
-        prompt_text = self._render(prompt, messages, tools, metadata, where)
-        prepared = PreparedPrompt(prompt_text, messages, [], [], media, [], label, metadata, tools, where)
-        return prepared if prompt_text is None else self._tokenise(prepared)
+        return _ReadRow(prompt, messages, label, tools, metadata, slots.used)
 
     # ----------------------------------------------------------------- columns
 

@@ -25,7 +25,9 @@ PLAN = Plan(seed=11, batch=2, rollouts=6, staleness=1, save_interval=2, slow_req
 
 
 def loader(folder: Path):
-    config = SimpleNamespace(checkpoint=SimpleNamespace(load=str(folder / "checkpoints")))
+    config = SimpleNamespace(
+        checkpoint=SimpleNamespace(load=str(folder / "checkpoints")), rollout=SimpleNamespace(start_rollout_id=None)
+    )
 
     async def load(world: World) -> None:
         await resume(world.loop, config)

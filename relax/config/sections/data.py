@@ -54,7 +54,9 @@ class DataConfig(Section):
     apply_chat_template_kwargs: FrozenDict = flag(FrozenDict(), help="Arguments of the chat template as JSON.")
     system_prompt: str | None = flag(None, help="Text of a system message put before the prompt.")
     custom_prompt_path: str | None = flag(
-        None, help="Function (prompt, row) that edits prompts before the template.", check=import_path
+        None,
+        help="Function (prompt, row) -> prompt that edits prompts before the template, in evaluation too.",
+        check=import_path,
     )
     use_streaming_dataset: bool = flag(False, help="Read rows when they are needed instead of all at start.")
     streaming_buffer_size: int = flag(10000, help="Rows that a streaming data set keeps.", check=at_least(1))

@@ -21,7 +21,11 @@ class LoggingConfig(Section):
     wandb_project: str | None = flag(None, help="Project there.", shown="relax")
     wandb_dir: str | None = flag(None, help="Folder of its files.", shown="the run folder")
     log_passrate: bool = flag(False, help="Log pass@k of evaluations.")
-    dump_details: str | None = flag(None, help="Folder for every rollout's samples and training columns.")
+    dump_details: str | None = flag(
+        None,
+        help="Folder for rollout_data/N.safetensors (samples of round N as released) and train_data/N.safetensors "
+        "(the same with the columns that roles added).",
+    )
     rollout_result_dir: str | None = flag(
         None,
         help="Folder of readable samples, one line each; an empty text switches them off.",

@@ -13,8 +13,21 @@ class RewardConfig(Section):
     """Built-in and custom rewards."""
 
     rm_type: str | None = flag(None, help="Built-in reward; a sample's metadata may name another.")
+    rm_type_infer: bool = flag(
+        False,
+        help="Without a name, tell the reward by the label: a number is math, <answer>B</answer> multiple_choice.",
+    )
+    rm_type_fallback: str | None = flag(
+        None, help="Reward where none is named, known or inferred: a built-in name, or zero for 0.0.", shown="an error"
+    )
     custom_rm_path: str | None = flag(
         None, help="Function (args, sample, **kwargs) -> number or dict.", check=import_path
+    )
+    custom_reward_post_process_path: str | None = flag(
+        None,
+        help="Function (args, samples) -> (raw_rewards, rewards), asked for each scored group; its rewards are the "
+        "advantages, instead of the group's normalisation.",
+        check=import_path,
     )
     reward_key: str | None = flag(None, help="Entry of a dict reward that is the score.")
     eval_reward_key: str | None = flag(None, help="The same in evaluation.", shown="reward_key")

@@ -17,7 +17,10 @@ class RolloutConfig(Section):
         None, help="Passes over the prompts; with --num-rollout the smaller number of rounds wins.", check=at_least(1)
     )
     start_rollout_id: int | None = flag(
-        None, help="Number of the first round.", check=at_least(0), shown="from the checkpoint, else 0"
+        None,
+        help="Number of the first round; with --load only, where it replaces the checkpoint's.",
+        check=at_least(0),
+        shown="from the checkpoint, else 0",
     )
     rollout_batch_size: int | None = flag(
         None, help="Prompts of one round.", check=at_least(1), shown="global_batch_size // n_samples_per_prompt"
@@ -37,7 +40,8 @@ class RolloutConfig(Section):
     )
     rollout_sample_filter_path: str | None = flag(
         None,
-        help="Function (args, samples) that sets sample.remove_sample: kept in the group, not trained.",
+        help="Function (args, groups) that sets sample.remove_sample: kept in the group's mean, not trained. It is "
+        "asked for each accepted group, as a list of one.",
         check=import_path,
     )
     partial_rollout: bool = flag(False, help="Go on with an interrupted response instead of starting it again.")
@@ -59,9 +63,14 @@ class RolloutConfig(Section):
     rollout_max_context_len: int | None = flag(None, help="Tokens of prompt and response together.", check=at_least(2))
     rollout_max_prompt_len: int | None = flag(
         None,
-        help="Longest prompt in tokens; rows with a longer one are left out.",
+        help="Longest prompt in tokens; --overlong-prompt says what happens to a longer one.",
         check=at_least(1),
         shown="context length - 1",
+    )
+    overlong_prompt: str = flag(
+        "drop",
+        choices=("drop", "error", "truncate_left", "truncate_right"),
+        help="A prompt above the limit is left out and counted, ends the run, or loses its start or its end.",
     )
     rollout_max_response_len: int = flag(
         1024, help="Tokens that may be sampled for one sample, over all turns.", check=at_least(1)

@@ -155,6 +155,7 @@ BUILT_IN: dict[str, Callable[[str, Sample, Equal], Awaitable[Score]]] = {  # --r
 }
 BOXED_PREFIX = "boxed_"
 REMOTE = "remote_rm"
+DUMMY = "dummy"
 SCORE_KEY = "score"  # the score of a built-in dict reward when --reward-key is not given
 
 

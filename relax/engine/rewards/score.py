@@ -1,7 +1,8 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """`RewardScorer` fills `sample.reward`: who scores a sample, within which limits, and what a failure does.
 
-Order of choice: `--custom-rm-path`, then the row's `metadata.rm_type`, then `--rm-type`.
+Order of choice: `--custom-rm-path`, then the row's `metadata.rm_type`, then `--rm-type`, then, with `--rm-type-infer`,
+what the label looks like, then `--rm-type-fallback`, which also stands for a name that nobody knows.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from relax.engine.rewards.builtin import REMOTE, SCORE_KEY, built_in_reward, is_known, known_names
+from relax.engine.rewards.builtin import DUMMY, REMOTE, SCORE_KEY, built_in_reward, is_known, known_names
 from relax.engine.rewards.custom import CustomReward
+from relax.engine.rewards.infer import ZERO, inferred_name
 from relax.engine.rewards.math_check import quick_verdict
 from relax.engine.rewards.remote import RemoteReward
 from relax.engine.rewards.values import sample_name, store_reward
@@ -44,6 +46,8 @@ class RewardScorer:
         self,
         *,
         rm_type: str | None = None,
+        rm_type_infer: bool = False,
+        rm_type_fallback: str | None = None,
         custom_rm_path: str | None = None,
         group_rm: bool = False,
         reward_key: str | None = None,
@@ -62,9 +66,12 @@ class RewardScorer:
             raise ConfigError("--group-rm scores whole groups with a function of yours: set --custom-rm-path too")
         if rm_type is not None and custom_rm_path is None:
             _check_name(rm_type, "--rm-type", rm_url)
+        if rm_type_fallback not in (None, ZERO):
+            _check_name(rm_type_fallback, "--rm-type-fallback", rm_url)
         self.counts: Counter[str] = Counter()  # scored, errors, timeouts, invalid
+        self.fallbacks: Counter[tuple[str, str]] = Counter()  # (reason, value) -> samples scored by the fallback
         self.seconds = 0.0  # summed over scored calls, waiting for a permit excluded
-        self._rm_type = rm_type
+        self._rm_type, self._infer, self._fallback = rm_type, rm_type_infer, rm_type_fallback
         self._reward_key = reward_key
         self._group_rm = group_rm
         self._rm_url = rm_url
@@ -133,15 +140,32 @@ class RewardScorer:
         if self._custom is not None:
             return self._custom.path
         own = sample.metadata.get("rm_type")
-        name = own or self._rm_type
+        name = own or self._rm_type or (inferred_name(sample.label) if self._infer else None)
+        if self._fallback is not None and (name is None or not is_known(name)):
+            return self._fallback_name(sample, name)
         if name is None:
+            unlike = f", whose label {sample.label!r:.60} tells none," if self._infer else ""
             raise ConfigError(
-                f"sample {sample_name(sample)} has no reward: set --rm-type (one of {', '.join(known_names())}), "
-                "--custom-rm-path, or metadata.rm_type in its row"
+                f"sample {sample_name(sample)}{unlike} has no reward: set --rm-type (one of "
+                f"{', '.join(known_names())}), --custom-rm-path, --rm-type-fallback, or metadata.rm_type in its row"
             )
         if own:
             _check_name(own, f"metadata.rm_type of sample {sample_name(sample)}", self._rm_url)
         return name
+
+    def _fallback_name(self, sample: Sample, unknown: str | None) -> str:
+        """--rm-type-fallback, with one warning for each reason and value."""
+        assert self._fallback is not None
+        if unknown is not None:
+            cause = ("unknown rm_type", unknown)
+        else:
+            cause = ("label not recognised", f"{sample.label!r:.40}") if self._infer else ("no rm_type", "")
+        self.fallbacks[cause] += 1
+        if self.fallbacks[cause] == 1:
+            logger.warning(
+                "reward fallback reason=%r value=%s sample=%s reward=%s", *cause, sample_name(sample), self._fallback
+            )
+        return DUMMY if self._fallback == ZERO else self._fallback
 
     async def _value(self, name: str, sample: Sample) -> Any:
         if self._custom is not None:

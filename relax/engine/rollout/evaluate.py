@@ -20,6 +20,7 @@ from relax.engine.rollout.groups import Scorer
 from relax.engine.rollout.hooks import ActiveTime, GenerateHook, load_hook
 from relax.engine.rollout.sampling import SamplingOptions
 from relax.schedule.clock import Clock
+from relax.utils.errors import UserCodeError
 from relax.utils.types import Sample
 
 EVAL_GROUP_BASE = 1 << 48  # request ids of evaluation never meet those of training
@@ -158,7 +159,17 @@ async def _evaluate_one(
 
 def _score(sample: Sample, reward_key: str | None) -> float:
     """The reward, or NaN where there is none: the sample failed, or scoring it did."""
-    return math.nan if sample.reward is None else sample.get_reward(reward_key)
+    if sample.reward is None:
+        return math.nan
+    if not isinstance(sample.reward, dict):  # a built-in's dict leaves its other numbers in reward_parts
+        return sample.reward_parts.get(reward_key, float(sample.reward)) if reward_key else float(sample.reward)
+    if reward_key not in sample.reward:
+        raise UserCodeError(
+            f"--eval-reward-key {reward_key!r} is not in the returned dict: keys are {sorted(sample.reward)}",
+            path="--custom-rm-path",
+            sample=f"{sample.group_index}.{sample.index}",
+        )
+    return sample.get_reward(reward_key)
 
 
 def _failure(sample: Sample) -> str:
