@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -90,6 +91,7 @@ class RayDeployment:
         if config.cluster.serve_http and not joins_cluster():
             check_port_is_free(config.cluster.serve_host, config.cluster.serve_port)
         cluster = await self._in_thread(self._connect)
+        take_signals_back()
         colocate, gpus = config.cluster.colocate, cluster.gpus > 0
         if gpus:
             check_fits(config.resource, colocate=colocate, available=cluster.gpus)
@@ -338,6 +340,15 @@ class RayDeployment:
             await asyncio.to_thread(self._placement.remove)
         if self._cluster is not None:
             await asyncio.to_thread(self._cluster.close)
+
+
+def take_signals_back() -> None:
+    """Install Python's handlers again: Ray's core replaces that of SIGTERM by one that aborts the process."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(number)
+        if handler is not None:
+            signal.signal(number, handler)
+            signal.siginterrupt(number, False)
 
 
 def check_port_is_free(host: str, port: int) -> None:

@@ -8,6 +8,7 @@ import functools
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -122,6 +123,7 @@ class Running:
     process: subprocess.Popen[bytes]
     started: float = field(default_factory=time.monotonic)
     seen: dict[int, psutil.Process] = field(default_factory=dict)
+    ray_folders: set[str] = field(default_factory=set)
 
     def wait_for(self, what: Callable[[], Any], *, timeout_s: float = 240.0, every_s: float = 0.1) -> Any:
         """Wait until `what()` is true while the run lives; notes every process of the run meanwhile."""
@@ -160,7 +162,9 @@ class Running:
         """Every process of the run that was ever seen, by pid."""
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.process.pid).children(recursive=True):
-                self.seen.setdefault(child.pid, child)
+                if child.pid not in self.seen:
+                    self.ray_folders.update(re.findall(r"/tmp/rlx-\w+", " ".join(child.cmdline())))
+                    self.seen[child.pid] = child
         return self.seen
 
     def alive(self) -> list[str]:
@@ -183,10 +187,9 @@ class Running:
 
     def temporary(self) -> list[Path]:
         """Folders outside the run folder that this run has made and not removed."""
-        folders = [*Path("/dev/shm").glob("relax-*"), *Path("/tmp").glob("rlx-*")]
-        return [f for f in folders if f.exists() and f not in self.there_before]
-
-    there_before: tuple[Path, ...] = ()
+        run_id = json.loads((self.folder / "manifest.json").read_text())["run_id"]
+        folders = [Path(f"/dev/shm/relax-{run_id}"), *map(Path, sorted(self.ray_folders))]
+        return [folder for folder in folders if folder.exists()]
 
     def send(self, number: int) -> None:
         self.process.send_signal(number)
@@ -227,7 +230,6 @@ def start(flags: Sequence[object], *, env: dict[str, str] | None = None) -> Iter
     folder = Path(words[words.index("--save") + 1])
     if "--inline" not in words and "--serve-port" not in words:
         words += ["--serve-port", "0"]
-    before = (*Path("/dev/shm").glob("relax-*"), *Path("/tmp").glob("rlx-*"))
     command = [sys.executable, "-m", "relax.entrypoints.train", *words]
     with (
         open(f"{folder}.stdout", "wb") as out,
@@ -242,7 +244,7 @@ def start(flags: Sequence[object], *, env: dict[str, str] | None = None) -> Iter
             start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_ADDRESS": "", **(env or {})},
         )
-    running = Running(folder, process, there_before=before)
+    running = Running(folder, process)
     try:
         yield running
     finally:
