@@ -279,6 +279,7 @@ def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = 
     from relax.engine.rollout.groups import GroupGenerator
     from relax.engine.rollout.hooks import load_hook
     from relax.engine.rollout.state import sampling_options
+    from relax.engine.router.workers import RouterWorkers
     from relax.schedule.journal import FileJournal
 
     clock = shared.clock if shared else RealClock()
@@ -290,6 +291,7 @@ def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = 
         shared.engines if shared else http_engines(config, wiring),
         clock=clock,
         send=shared.send_weights if shared else remote_sender(wiring),
+        workers=None if shared else RouterWorkers(f"http://{wiring.router_host}:{wiring.router_port}", clock=clock),
     )
     preparer = Preparer(config)
     scorer = build_scorer(config, args, clock)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from relax.engine.router.process import RouterProcess
+from relax.engine.router.workers import RouterWorkers
 from relax.schedule.clock import RealClock
 from relax.utils.errors import EngineLost
 from relax.utils.http_utils import HttpError, close_session, post
@@ -61,6 +62,21 @@ async def ask(router: RouterProcess, count: int) -> list[dict]:
             for n in range(count)
         )
     )
+
+
+async def test_another_process_may_take_an_engine_out_and_put_it_back(tmp_path):
+    # the rollout role lives in a worker of its own: it has the router's address and no more
+    first, second = FakeEngine(), FakeEngine()
+    async with routing(tmp_path, policy="round_robin") as router, serving(first) as url1, serving(second) as url2:
+        await router.add_worker(url1, deadline_s=20.0)
+        await router.add_worker(url2, deadline_s=20.0)
+        workers = RouterWorkers(router.url, clock=RealClock())
+        await workers.remove_worker(url2)
+        await ask(router, 4)
+        assert (len(first.requests), len(second.requests)) == (4, 0)
+        await workers.add_worker(url2)
+        await ask(router, 4)
+        assert len(second.requests) == 2
 
 
 async def test_engines_join_and_leave_at_run_time_and_identity_reaches_them(tmp_path):
