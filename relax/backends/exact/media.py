@@ -44,7 +44,7 @@ def encode_visual(tower: nn.Module, features: Sequence[MediaFeatures]) -> list[E
         prefix = "video" if item.kind == "video" else "image"
         pixels.append(_tensor(item, "pixel_values_videos" if prefix == "video" else "pixel_values"))
         grids.append(_tensor(item, f"{prefix}_grid_thw").long().reshape(3))
-    width = pixels[0].shape[-1] if pixels else _patch_width(tower)
+    width = pixels[0].shape[-1] if pixels else patch_width(tower)
     pixels.append(torch.zeros(4 * merge * merge, width))
     grids.append(torch.tensor([1, 2 * merge, 2 * merge]))
     parameter = next(tower.parameters())
@@ -83,7 +83,8 @@ def _tensor(item: MediaFeatures, name: str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(item.tensors[name]))
 
 
-def _patch_width(tower: nn.Module) -> int:
+def patch_width(tower: nn.Module) -> int:
+    """Numbers of one patch."""
     config = tower.config
     return config.in_channels * config.temporal_patch_size * config.patch_size**2
 

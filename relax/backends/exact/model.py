@@ -102,6 +102,7 @@ class ExactModel(nn.Module):
             nn.init.zeros_(self.value_head.weight)
         self.placeholder_ids = media.placeholder_ids(self.config) if self.towers else {}
         self._marks = media.MediaMarks(self.config, self.text_config.vocab_size) if self.towers else None
+        self.encode_together = True  # False: one encoder call an item, where the probe finds that company matters
         self._positions: dict[Hashable, np.ndarray] = {}
         self._rows: dict[Hashable, list[np.ndarray]] = {}
 
@@ -192,7 +193,10 @@ class ExactModel(nn.Module):
     def encode_tower(self, name: str, features: Sequence[MediaFeatures]) -> list[EncodedItem]:
         """Items of one tower and, last, the dummy. With no features: the dummy alone."""
         encode = media.encode_visual if name == "visual" else media.encode_audio
-        return encode(self.towers[name], features)
+        if self.encode_together or len(features) < 2:
+            return encode(self.towers[name], features)
+        calls = [encode(self.towers[name], [item]) for item in features]
+        return [*(items[0] for items in calls), calls[-1][-1]]
 
     def holds_media(self, tokens: np.ndarray) -> bool:
         """Whether a placeholder of any kind is among `tokens`."""

@@ -9,24 +9,33 @@ from torch import Tensor
 
 from relax.backends.exact.attention import weighted_sum
 from relax.backends.exact.kv_pool import KVPool
+from relax.backends.exact.media import EncodedItem, patch_width
 from relax.backends.exact.model import ExactModel
 from relax.backends.exact.segments import Segment, build_plan, engine_plan
+from relax.utils.types import MediaFeatures
 
 _PROMPT = 9
 _RESPONSES = (7, 6, 3)
 
 
 @torch.no_grad()
-def probe(model: ExactModel) -> tuple[bool, str]:
+def probe(model: ExactModel, *, single_calls: bool = True) -> tuple[bool, str]:
     """(exact, reason): whether decode, split prefill and training forward agree to the bit on this machine.
 
     Three sequences of at most sixteen tokens run packed with a shared prefix, and through the KV pool at different
-    lengths in different company.
+    lengths in different company; two small items of each encoder run alone and together.
+
+    Args:
+        single_calls: the model may encode each item in a call of its own from now on, should company change bits.
     """
     if model.attn != "exact":
         return False, f"attention {model.attn!r} is not the exact one"
     if not _padding_keeps_bits(model):
         return False, "sums over keys depend on the padding behind them on this machine"
+    different = [name for name in model.towers if not _company_keeps_bits(model, name)]
+    if different and not single_calls:
+        return False, f"items that share a call of {different} change each other's bits on this machine"
+    model.encode_together = not different
     generator = np.random.default_rng(1)
     vocabulary = model.text_config.vocab_size
     prompt = generator.integers(0, vocabulary, _PROMPT)
@@ -49,6 +58,36 @@ def _padding_keeps_bits(model: ExactModel) -> bool:
     weights, values = weights.to(device, dtype), values.to(device, dtype)
     results = [weighted_sum(weights[:, :, :n].contiguous(), values[:, :n].contiguous()) for n in (112, 128, 400)]
     return all(torch.equal(r, results[0]) for r in results)
+
+
+def _company_keeps_bits(model: ExactModel, tower: str) -> bool:
+    """Two small items of different size: the same features alone and in one call."""
+    items = _visual_items(model) if tower == "visual" else _audio_items(model)
+    together = model.encode_tower(tower, items)
+    alone = [model.encode_tower(tower, [item])[0] for item in items]
+    pairs = [(a, b) for one, other in zip(alone, together, strict=False) for a, b in _tensors(one, other)]
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def _tensors(one: EncodedItem, other: EncodedItem) -> list[tuple[Tensor, Tensor]]:
+    return list(zip((one.embeds, *one.deepstack), (other.embeds, *other.deepstack), strict=True))
+
+
+def _visual_items(model: ExactModel) -> list[MediaFeatures]:
+    tower = model.towers["visual"]
+    generator, side = np.random.default_rng(1), tower.spatial_merge_size
+    grids = [(1, side, side), (1, 2 * side, 3 * side)]
+    pixels = [generator.normal(size=(t * h * w, patch_width(tower))).astype(np.float32) for t, h, w in grids]
+    return [
+        MediaFeatures("image", f"probe {i}", {"pixel_values": p, "image_grid_thw": np.asarray(grid, np.int64)}, 1)
+        for i, (p, grid) in enumerate(zip(pixels, grids, strict=True))
+    ]
+
+
+def _audio_items(model: ExactModel) -> list[MediaFeatures]:
+    tower, generator = model.towers["audio_tower"], np.random.default_rng(1)
+    clips = [generator.normal(size=(tower.num_mel_bins, n)).astype(np.float32) for n in (7, 3 * tower.n_window)]
+    return [MediaFeatures("audio", f"probe {i}", {"input_features": clip}, 1) for i, clip in enumerate(clips)]
 
 
 def _training_rows(model: ExactModel, prompt: np.ndarray, responses: list[np.ndarray]) -> list[Tensor]:

@@ -120,7 +120,8 @@ class FsdpBackend:
         masters = [p.data for p in model.parameters()]
         for parameter in model.parameters():
             parameter.data = parameter.data.to(DTYPES[self.spec.dtype])
-        found = probe(model)
+        # Ranks must make the same tower calls: with several, items always share one.
+        found = probe(model, single_calls=self.ranks.world_size == 1)
         for parameter, master in zip(model.parameters(), masters, strict=True):
             parameter.data = master
         answers = self.ranks.gather(found)

@@ -102,21 +102,23 @@ class ModelRunner:
     # ------------------------------------------------------------------ media
 
     def _placed(self, segments: Sequence[Segment], starts: np.ndarray) -> list[PlacedItem]:
-        placed: list[PlacedItem] = []
-        for start, segment in zip(starts.tolist(), segments, strict=True):
-            if segment.media:
-                rows = self.model.media_rows(segment.ids, segment.media)
-                placed += [
-                    PlacedItem(item, start + of_item)
-                    for item, of_item in zip(self._encode(segment.media), rows, strict=True)
-                ]
-        return placed
+        """Items of all segments at their packed rows; new ones share one encoder call a modality."""
+        rows = [
+            start + of_item
+            for start, segment in zip(starts.tolist(), segments, strict=True)
+            if segment.media
+            for of_item in self.model.media_rows(segment.ids, segment.media)
+        ]
+        items = self._encode([item for segment in segments for item in segment.media]) if rows else []
+        return [PlacedItem(item, where) for item, where in zip(items, rows, strict=True)]
 
     def _encode(self, items: Sequence[MediaFeatures]) -> list[EncodedItem]:
-        fresh = {item.sha256 + item.kind: item for item in items if item.sha256 + item.kind not in self._encoded}
+        """Encoder outputs of `items`; equal ones are computed once under the same weights."""
+        keys = [item.sha256 + item.kind for item in items]
+        fresh = {key: item for key, item in zip(keys, items, strict=True) if key not in self._encoded}
         for key, encoded in zip(fresh, self.model.encode_media(list(fresh.values())) if fresh else (), strict=True):
             self._encoded[key] = encoded
-        out = [self._encoded[item.sha256 + item.kind] for item in items]
+        out = [self._encoded[key] for key in keys]
         while len(self._encoded) > ENCODED_ITEMS:
             self._encoded.popitem(last=False)
         return out

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ class PromptReader:
         self._access = access or MediaAccess()
         self._placeholders = np.asarray(sorted(processor.placeholder_ids.values()), np.int64)
         self._read: OrderedDict[Any, Prompt] = OrderedDict()
+        self._by_text: OrderedDict[Hashable, Prompt] = OrderedDict()
+        self._reading: dict[Hashable, asyncio.Future[Prompt]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -57,7 +60,30 @@ class PromptReader:
                     "input_ids holds media placeholder ids, but image_data, audio_data and video_data are empty"
                 )
             return Prompt(ids, np.arange(len(ids), dtype=np.int64), len(ids), ids.tobytes())
-        return await asyncio.to_thread(self._read_media, ids, request)
+        key = _content_key(ids, request)
+        if key is None:
+            return await asyncio.to_thread(self._read_media, ids, request)
+        return await self._read_once(key, ids, request)
+
+    async def _read_once(self, key: Hashable, ids: np.ndarray, request: GenerateRequest) -> Prompt:
+        """A group's members send the same text at the same time: the first is read, the others wait for it."""
+        if key in self._by_text:
+            self._by_text.move_to_end(key)
+            return self._by_text[key]
+        reading = self._reading.get(key)
+        if reading is None:
+            reading = asyncio.ensure_future(asyncio.to_thread(self._read_media, ids, request))
+            self._reading[key] = reading
+            reading.add_done_callback(lambda done: self._have_read(key, done))
+        return await asyncio.shield(reading)
+
+    def _have_read(self, key: Hashable, reading: asyncio.Future[Prompt]) -> None:
+        del self._reading[key]
+        if reading.cancelled() or reading.exception() is not None:  # whoever waits for it is told
+            return
+        self._by_text[key] = reading.result()
+        while len(self._by_text) > READ_PROMPTS:
+            self._by_text.popitem(last=False)
 
     def text_of(self, ids: Sequence[int], params: SamplingParams, finish: Mapping[str, Any] | None) -> str:
         """The response as text, without the stop token or string that ended it unless `no_stop_trim`."""
@@ -131,3 +157,11 @@ class PromptReader:
             )
             for kind in order
         ]
+
+
+def _content_key(ids: np.ndarray, request: GenerateRequest) -> Hashable | None:
+    """Equal for prompts with the same ids and data URIs; None when a file or URL could change between two requests."""
+    lists = (request.image_data, request.audio_data, request.video_data)
+    if not all(isinstance(item, str) and item[:5].lower() == "data:" for items in lists for item in items):
+        return None
+    return ids.tobytes(), *(tuple(hashlib.sha256(item.encode()).digest() for item in items) for items in lists)

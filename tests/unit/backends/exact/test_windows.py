@@ -9,6 +9,7 @@ import torch
 
 from relax.backends.exact.media import encode_audio, encode_visual
 from relax.backends.exact.model import load_model
+from relax.backends.exact.probe import probe
 from relax.backends.exact.windows import NAME, window_attention
 from tests.unit.backends.training_cases import audio, folder_of, image, prompt_with
 
@@ -102,3 +103,27 @@ def test_a_layout_seen_before_gives_the_positions_and_rows_of_a_first_look(omni)
                 np.testing.assert_array_equal(omni.positions(ids, media), positions)
                 for a, b in zip(omni.media_rows(ids, media), rows, strict=True):
                     np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("items", MIXED.values(), ids=MIXED)
+def test_single_calls_give_the_bits_of_a_shared_call(omni, items):
+    with torch.no_grad():
+        together = omni.encode_media(items[:5])
+        omni.encode_together = False
+        single = omni.encode_media(items[:5])
+        omni.encode_together = True
+    assert all(torch.equal(a.embeds, b.embeds) for a, b in zip(single, together, strict=True))
+
+
+def test_the_probe_sees_an_encoder_in_which_company_matters(omni):
+    model = copy.deepcopy(omni)
+    visual = model.towers["visual"]
+    visual.merger.register_forward_hook(lambda module, args, out: out * (1 + 1e-6 * len(out)))
+    assert probe(model, single_calls=False) == (
+        False,
+        "items that share a call of ['visual'] change each other's bits on this machine",
+    )
+    assert model.encode_together
+    exact, reason = probe(model)
+    assert exact, reason
+    assert not model.encode_together

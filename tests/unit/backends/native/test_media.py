@@ -103,6 +103,27 @@ async def test_a_group_with_media_is_prefilled_once(engine, omni_folder):
     assert other["meta_info"]["cached_tokens"] == 0  # the same ids with another image are another prompt
 
 
+async def test_equal_media_are_read_once_and_the_new_ones_of_a_prefill_share_an_encoder_call(engine, omni_folder):
+    client = engine(omni_folder)
+    service = client.app.state.service
+    calls = []
+    hook = service._runner.model.towers["visual"].register_forward_hook(lambda *_: calls.append(1))
+    await client.pause("in_place")  # requests gather, so that one prefill admits them all
+    ids = prompt_of("text M text", ["image"])
+    uris = [MAKERS["image"](400 + i) for i in range(6)]
+    tasks = [asyncio.create_task(generate(client, ids, [("image", uri)], seed=i)) for uri in uris for i in range(4)]
+    while len(service.loop.scheduler.waiting) < len(tasks):
+        await asyncio.sleep(0.01)
+    prompts = {id(response.prompt) for response in service.loop.scheduler.waiting}
+    await client.resume()
+    answers = await asyncio.gather(*tasks)
+    hook.remove()
+    assert len(prompts) == len(uris)
+    assert len(calls) == 1
+    alone = await generate(client, ids, [("image", uris[3])], seed=2)
+    assert scores(alone).tolist() == scores(answers[3 * 4 + 2]).tolist()
+
+
 async def test_placeholders_are_never_sampled(engine, omni_folder):
     client = engine(omni_folder)
     suppressed = set(client.app.state.service.options.suppressed_ids)
