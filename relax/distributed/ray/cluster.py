@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from relax.distributed.ray.reaper import Reaper
 from relax.utils.errors import InfrastructureError
 from relax.utils.owned_folder import owned_folder, remove_abandoned
 
@@ -108,6 +109,7 @@ def _start_private(namespace: str, slots: int, dashboard: bool, env: Mapping[str
         logger.info("removed what a killed run has left path=%s", path)
     folder = ExitStack()  # below /tmp, because socket paths have a limit
     temp_dir = folder.enter_context(owned_folder(Path(tempfile.mkdtemp(prefix="rlx-", dir="/tmp"))))
+    folder.callback(Reaper(temp_dir).dismiss)
     options: dict[str, Any] = {}
     if _cuda_gpus() == 0:
         options["num_gpus"] = 0
