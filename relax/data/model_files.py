@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import socket
 import threading
@@ -37,12 +38,31 @@ def tokenizer_lock(tokenizer: Any) -> threading.RLock:
         return _locks.setdefault(tokenizer, threading.RLock())
 
 
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / file).exists() for file in _TOKENIZER_FILES)
+
+
+def has_processor(folder: Path) -> bool:
+    return any((folder / file).exists() for file in _PROCESSOR_FILES)
+
+
+def has_chat_template(folder: Path) -> bool:
+    """A template file, or a `chat_template` in the tokenizer's or processor's configuration."""
+    if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    return any(
+        "chat_template" in json.loads((folder / name).read_text("utf-8"))
+        for name in ("tokenizer_config.json", "processor_config.json")
+        if (folder / name).is_file()
+    )
+
+
 def load_tokenizer(path: str | os.PathLike[str], *, flag: str = "--hf-checkpoint") -> Any:
     """The folder's tokenizer. Raises ConfigError when the folder or its tokenizer is missing or broken."""
     ensure_torchvision()
     name = _located(path, flag)
     folder = Path(name)
-    if folder.is_dir() and not any((folder / file).exists() for file in _TOKENIZER_FILES):
+    if folder.is_dir() and not has_tokenizer(folder):
         raise ConfigError(
             f"{flag} {name!r} has no tokenizer (none of {', '.join(_TOKENIZER_FILES)}); copy the tokenizer files of "
             "the base model into it"
@@ -60,7 +80,7 @@ def load_processor(path: str | os.PathLike[str], *, flag: str = "--hf-checkpoint
     ensure_torchvision()
     name = _located(path, flag)
     folder = Path(name)
-    if folder.is_dir() and not any((folder / file).exists() for file in _PROCESSOR_FILES):
+    if folder.is_dir() and not has_processor(folder):
         return None
     from transformers import AutoProcessor
 

@@ -1,8 +1,9 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """Looks for the functions that flags name, without running the user's modules: they may import torch.
 
-A module's source is parsed; a name that nothing at its top level defines is an error. What only running the module
-could tell (star imports, `__getattr__`, modules without Python source) is left to the role that loads the function.
+A module's source is parsed; a name that nothing at its top level defines is an error, and so is a plain function that
+cannot take the arguments that it will get. What only running the module could tell (star imports, `__getattr__`,
+decorators, modules without Python source) is left to the role that loads the function.
 """
 
 from __future__ import annotations
@@ -19,6 +20,18 @@ from importlib.machinery import ModuleSpec
 from relax.config.flags import import_path, nearest, option_name
 from relax.config.run import RunConfig
 from relax.utils.errors import ConfigError
+
+# {flag: arguments that the function is called with}; the others are checked where they are loaded
+ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "--custom-rm-path": ("args", "sample"),
+    "--custom-reward-post-process-path": ("args", "samples"),
+    "--custom-generate-function-path": ("args", "sample", "sampling_params"),
+    "--eval-generate-function-path": ("args", "sample", "sampling_params"),
+    "--dynamic-sampling-filter-path": ("args", "samples"),
+    "--rollout-sample-filter-path": ("args", "groups"),
+    "--custom-prompt-path": ("prompt", "row"),
+}
+AWAITED = ("--custom-generate-function-path", "--eval-generate-function-path")
 
 
 def check_hooks(config: RunConfig) -> None:
@@ -52,9 +65,13 @@ def problem_of(path: str, flag: str) -> str | None:
     spec = _find(module_path)
     if isinstance(spec, str):
         return f"{flag} {path}: {spec}"
-    names = _top_level_names(spec)
-    if names is None or name in names:
+    tree = _source(spec)
+    names = None if tree is None else _top_level_names(tree)
+    if names is None or tree is None:
         return None
+    if name in names:
+        wrong = _wrong_signature(tree, name, flag)
+        return f"{flag} {path}: {wrong}" if wrong else None
     near = nearest(name, names)
     hint = f"did you mean {near}?" if near else f"it has {', '.join(sorted(names)) or 'nothing'}"
     return f"{flag} {path}: module {module_path} has no {name!r}; {hint}"
@@ -73,16 +90,20 @@ def _find(module_path: str) -> ModuleSpec | str:
     return spec
 
 
-def _top_level_names(spec: ModuleSpec) -> set[str] | None:
-    """Names that the module's source defines; None when the source cannot tell."""
+def _source(spec: ModuleSpec) -> ast.Module | None:
+    """The module's parsed source, None when it has none."""
     if not spec.origin or not spec.origin.endswith(".py"):
         return None
     with open(spec.origin, "rb") as file:
         source = file.read()
     try:
-        tree = ast.parse(source, spec.origin)
+        return ast.parse(source, spec.origin)
     except SyntaxError as error:
         raise ConfigError(f"{spec.origin}:{error.lineno}: {error.msg}") from None
+
+
+def _top_level_names(tree: ast.Module) -> set[str] | None:
+    """Names that the module's source defines; None when the source cannot tell."""
     names: set[str] = set()
     for node in _reached(tree.body):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -92,6 +113,25 @@ def _top_level_names(spec: ModuleSpec) -> set[str] | None:
         else:
             names.update(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     return None if names & {"*", "__getattr__"} else names
+
+
+def _wrong_signature(tree: ast.Module, name: str, flag: str) -> str | None:
+    """Why a function cannot be called as it will be, or None when it can or when its source cannot tell."""
+    wanted = ARGUMENTS.get(flag)
+    functions = [node for node in _reached(tree.body) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    found = [function for function in functions if function.name == name]
+    if wanted is None or len(found) != 1 or found[0].decorator_list:
+        return None
+    function, arguments = found[0], found[0].args
+    places = [*arguments.posonlyargs, *arguments.args]
+    needed = len(places) - len(arguments.defaults)
+    keywords = [a.arg for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is None]
+    too_few = len(places) < len(wanted) and arguments.vararg is None
+    if too_few or needed > len(wanted) or keywords:
+        return f"it is called as ({', '.join(wanted)}), but takes ({ast.unparse(arguments)}): change its arguments"
+    if flag in AWAITED and not isinstance(function, ast.AsyncFunctionDef):
+        return "it is not an `async def`, and the rollout awaits it: write `async def`"
+    return None
 
 
 def _reached(body: list[ast.stmt]) -> Iterator[ast.stmt]:

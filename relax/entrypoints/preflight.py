@@ -1,18 +1,62 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
-"""Looks at the data before anything starts: files exist, and the first row has the columns that the flags name."""
+"""Looks at everything that a run needs before anything starts: data, model, checkpoint, machine.
+
+Of the data, the first `ROWS_CHECKED` rows are read: each is an object with the columns that the flags name, messages
+are well formed, and media are as many as placeholders. The media of the first `MEDIA_READ` rows are decoded, of the
+others local files must exist. Rows behind them are checked when they are used, with the same messages.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relax.config.flags import nearest, option_name
 from relax.config.run import RunConfig
+from relax.entrypoints.machine_check import machine_notes, machine_problems
+from relax.entrypoints.model_check import checkpoint_notes, checkpoint_problems, model_problems
 from relax.utils.errors import ConfigError
 
 if TYPE_CHECKING:
     from relax.config.evaluation import EvalDataset
+    from relax.config.sections import DataConfig
+    from relax.data.datasets import FileRows, RawRow
+
+ROWS_CHECKED = 5000
+BYTES_CHECKED = 64 << 20  # rows behind these bytes are not checked either
+MEDIA_READ = 4  # rows
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a look at everything has shown, when nothing stops the run."""
+
+    rows: int  # of --prompt-data, before any filter
+    notes: tuple[str, ...]
+
+
+def preflight(config: RunConfig) -> Findings:
+    """Raise ConfigError or DataError for what would stop the run."""
+    from relax.data.datasets import FileRows
+
+    assert config.data.prompt_data is not None
+    rows = FileRows(config.data.prompt_data)
+    try:
+        notes = check_data(config, rows, [*model_problems(config)])
+        problems = [*checkpoint_problems(config, rows.digest)]
+        now = [*machine_problems(config)]
+        if config.cluster.dry_run:  # a dry run may describe a run of later, or of another machine
+            notes += [f"would not start now: {problem}" for problem in now]
+        else:
+            problems += now
+        if problems:
+            raise ConfigError("\n".join(problems))
+        return Findings(len(rows), (*notes, *checkpoint_notes(config), *machine_notes(config, len(rows))))
+    finally:
+        rows.close()
 
 
 def first_row(spec: str, flag: str = "--prompt-data") -> Mapping[str, Any]:
@@ -21,34 +65,87 @@ def first_row(spec: str, flag: str = "--prompt-data") -> Mapping[str, Any]:
 
     rows = FileRows(spec, flag=flag)
     try:
-        if len(rows) == 0:
-            raise ConfigError(f"{flag} {spec} has no rows")
-        return rows.read(0)[0].values
+        return _first(rows, spec, flag)
     finally:
         rows.close()
 
 
-def count_rows(config: RunConfig) -> int:
-    """Rows of --prompt-data, before any filter."""
+def _first(rows: FileRows, spec: str, flag: str) -> Mapping[str, Any]:
+    if len(rows) == 0:
+        raise ConfigError(f"{flag} {spec} has no rows")
+    return rows.read(0)[0].values
+
+
+def check_data(config: RunConfig, rows: FileRows, problems: list[str]) -> list[str]:
+    """Raise when data is missing or does not fit the flags; `problems` found before are told with it -> notes."""
     from relax.data.datasets import FileRows
 
-    assert config.data.prompt_data is not None
-    rows = FileRows(config.data.prompt_data)
-    try:
-        return len(rows)
-    finally:
-        rows.close()
-
-
-def check_data(config: RunConfig) -> None:
-    """Raise ConfigError when data is missing or its first row does not fit the flags."""
-    assert config.data.prompt_data is not None
-    row = first_row(config.data.prompt_data)
-    problems = [*_columns(config, row), *_reward(config, row)]
-    for dataset in config.eval_datasets:
-        problems += _eval_columns(dataset, first_row(dataset.path, f"evaluation data set {dataset.name}:"))
+    data = config.data
+    row = _first(rows, data.prompt_data or "", "--prompt-data")
+    problems = [*problems, *_columns(config, row), *_reward(config, row)]
+    names = {dataset: f"evaluation data set {dataset.name}:" for dataset in config.eval_datasets}
+    for dataset, flag in names.items():
+        problems += _eval_columns(dataset, first_row(dataset.path, flag))
     if problems:
         raise ConfigError("\n".join(problems))
+    notes = [*check_rows(rows, f"--prompt-data {data.prompt_data}", config, data)]
+    for dataset, flag in names.items():
+        others = FileRows(dataset.path, flag=flag)
+        try:
+            notes += check_rows(others, f"{flag} {dataset.path}", config, dataset)
+        finally:
+            others.close()
+    return notes
+
+
+def check_rows(rows: FileRows, name: str, config: RunConfig, keys: DataConfig | EvalDataset) -> Iterator[str]:
+    """Raise DataError, with file and row, for the first bad row; yield a note when some were not looked at."""
+    from relax.data.chat import PromptBuilder
+
+    builder = PromptBuilder(
+        None,
+        input_key=keys.input_key,
+        label_key=keys.label_key,
+        metadata_key=keys.metadata_key,
+        tool_key=keys.tool_key,
+        multimodal_keys=config.data.multimodal_keys,
+        apply_chat_template=config.data.apply_chat_template,
+    )
+    number, size = 0, 0
+    for number in range(min(len(rows), ROWS_CHECKED)):
+        row, nbytes = rows.read(number)
+        if config.data.custom_prompt_path is None:  # a function may change the prompt, and is not run here
+            check_media(builder.check(row), row, read=number < MEDIA_READ)
+        size += nbytes
+        if size > BYTES_CHECKED:
+            break
+    if number + 1 < len(rows):
+        yield f"{name}: the first {number + 1} of {len(rows)} rows were checked, the others when they are used"
+
+
+def check_media(media: list[tuple[str, Any]], row: RawRow, *, read: bool) -> None:
+    """Raise DataError for a medium that cannot be read. Nothing is fetched over the network."""
+    from relax.data.media.items import load_media
+
+    for kind, value in media:
+        if is_remote(value):
+            continue
+        missing = isinstance(value, str) and Path(value).suffix != "" and not _exists(row.folder / value)
+        if read or missing:
+            load_media(kind, value, folder=row.folder, where=row.where)
+
+
+def is_remote(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(is_remote(item) for item in value.values() if isinstance(item, str))
+    return isinstance(value, str) and value[:8].lower().startswith(("http://", "https://"))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.expanduser().is_file()
+    except (OSError, ValueError):  # no file can have such a name: base64, for example
+        return True
 
 
 def _columns(config: RunConfig, row: Mapping[str, Any]) -> Iterator[str]:
@@ -81,14 +178,27 @@ def _has(spec: str | None, row: Mapping[str, Any], column: str) -> str:
 
 def _reward(config: RunConfig, row: Mapping[str, Any]) -> Iterator[str]:
     """Unknown reward names; and a run whose rows, flags and hooks name no reward would stop at its first sample."""
+    from relax.engine.rewards.infer import ZERO, inferred_name
+
     reward = config.reward
     yield from _known_reward("--rm-type", reward.rm_type)
     for dataset in config.eval_datasets:
         if dataset.rm_type != reward.rm_type:
             yield from _known_reward(f"evaluation data set {dataset.name}: rm_type", dataset.rm_type)
+    if reward.rm_type_fallback != ZERO:
+        yield from _known_reward("--rm-type-fallback", reward.rm_type_fallback)
     named = reward.rm_type or reward.custom_rm_path or config.rollout.custom_generate_function_path
-    if not named and not _row_reward(row.get(config.data.metadata_key)):
+    if named or reward.rm_type_fallback or _row_reward(row.get(config.data.metadata_key)):
+        return
+    if not reward.rm_type_infer:
         yield "no reward is named: add --rm-type, --custom-rm-path, or an rm_type to each row's metadata"
+        return
+    label = row.get(config.data.label_key) if config.data.label_key else None
+    if inferred_name(label) is None:
+        yield (
+            f"--rm-type-infer tells no reward from the first label {label!r:.60}: it knows numbers and "
+            "<answer>B</answer>; add --rm-type, or --rm-type-fallback"
+        )
 
 
 def _known_reward(where: str, name: str | None) -> Iterator[str]:

@@ -23,7 +23,7 @@ from relax.config.files import check_files
 from relax.config.report import dry_run_report
 from relax.config.run import RunConfig, parse_args
 from relax.entrypoints.hooks import check_hooks
-from relax.entrypoints.preflight import check_data, count_rows, first_row
+from relax.entrypoints.preflight import Findings, first_row, preflight
 from relax.utils.errors import RelaxError
 
 
@@ -33,10 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parse_args(argv, first_row=first_row)
         check_files(config)
         check_hooks(config)
-        check_data(config)
-        if config.cluster.dry_run:
-            return report(config)
-        return start(config)
+        findings = preflight(config)
+        return report(config, findings) if config.cluster.dry_run else start(config, findings)
     except RelaxError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
@@ -45,9 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def report(config: RunConfig) -> int:
+def report(config: RunConfig, findings: Findings) -> int:
     """Print what would run."""
-    text = json.dumps(dry_run_report(config, rows=count_rows(config)), indent=2, ensure_ascii=False)
+    content = dry_run_report(config, rows=findings.rows)
+    content["notes"] += findings.notes
+    text = json.dumps(content, indent=2, ensure_ascii=False)
     try:
         print(text, flush=True)
     except BrokenPipeError:  # the reader (head, less) has seen enough; Python must not complain at exit
@@ -55,11 +55,11 @@ def report(config: RunConfig) -> int:
     return 0
 
 
-def start(config: RunConfig) -> int:
+def start(config: RunConfig, findings: Findings) -> int:
     """Run the training. Imports the heavy part."""
     from relax.core.controller import run_training  # pyright: ignore[reportMissingImports]
 
-    for note in (*config.notes, *drop_job_address(os.environ)):
+    for note in (*config.notes, *findings.notes, *drop_job_address(os.environ)):
         print(f"note: {note}", file=sys.stderr)
     return run_training(config)
 

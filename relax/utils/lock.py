@@ -49,6 +49,12 @@ class RunLock:
         self.release()
 
 
+def check_unlocked(folder: Path) -> None:
+    """Raise what `RunLock` would, without taking the lock or making the folder."""
+    if (folder / LOCK_NAME).exists():
+        RunLock(folder).release()
+
+
 def _describe(text: str) -> str:
     try:
         holder = json.loads(text)

@@ -39,7 +39,7 @@ def test_a_module_is_read_and_not_run(folder):
 )
 def test_every_way_to_define_a_name_is_known(folder, line):
     (folder / "many_hooks.py").write_text(line + "\n")
-    assert problem_of("many_hooks.reward", "--custom-rm-path") is None
+    assert problem_of("many_hooks.reward", "--custom-tis-function-path") is None
 
 
 def test_a_name_inside_a_function_is_not_the_modules(folder):

@@ -22,7 +22,11 @@ ROW = {"prompt": [{"role": "user", "content": "1 + 2 = ?"}], "label": "3", "imag
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a model and prompts, which is the current one."""
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps({"num_hidden_layers": 2}))
+    model = {"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(model))
+    for name in ("tokenizer.json", "processor_config.json"):
+        (tmp_path / "model" / name).write_text("{}")
+    (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
     (tmp_path / "prompts.jsonl").write_text((json.dumps(ROW) + "\n") * 10)
     monkeypatch.chdir(tmp_path)
     return tmp_path
