@@ -26,7 +26,7 @@ def load_post_process(path: str, args: Any) -> PostProcess:
     function = load_callable(path, flag=FLAG, positional=("args", "samples"))
 
     def checked(samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
-        group = str(samples[0].group_index) if samples else None
+        group = f"group {samples[0].group_index}" if samples else None
         try:
             answer = function(args, list(samples))
         except Exception as error:  # the run is told, with the user's traceback as the cause
