@@ -12,6 +12,7 @@ import torch
 from relax.backends.base import ModelSpec, OptimizerSpec, Part
 from relax.backends.fsdp.backend import FsdpBackend
 from relax.backends.fsdp.distributed import Ranks, init_distributed
+from relax.distributed.checkpoint_service.publishers import SharedMemoryPublisher
 from relax.utils.errors import Divergence
 from tests.unit.backends.training_cases import ClippedPolicyLoss, audio, gradients, groups, image
 
@@ -59,6 +60,19 @@ def _diverge(backend: FsdpBackend, rank: int) -> str:
     return "no error"
 
 
+def _publish_and_take(backend: FsdpBackend, models: Path, out: Path, ranks: Ranks) -> dict:
+    """The weights of a forward-only copy that took the version that rank 0 has published."""
+    if ranks.is_main:
+        SharedMemoryPublisher(out / "published").publish(1, backend.weights())
+    else:
+        list(backend.weights())
+    ranks.barrier()
+    copy = FsdpBackend(ranks)
+    copy.open(ModelSpec(models / "qwen3_moe-0", trainable=False), None)
+    copy.load_weights(out / "published" / "v1")
+    return {n: t.clone() for n, t in copy.weights()}
+
+
 def main(models: Path, out: Path, ranks: Ranks) -> None:
     result: dict = {}
     for kind in KINDS:
@@ -73,6 +87,7 @@ def main(models: Path, out: Path, ranks: Ranks) -> None:
         backend.save(out / f"{kind}-checkpoint")
         backend.export_hf(out / f"{kind}-export")
         if kind == "qwen3_moe":
+            result["taken"] = _publish_and_take(backend, models, out, ranks)
             result["divergence"] = _diverge(backend, ranks.rank)
     resumed = FsdpBackend(ranks)
     resumed.open(ModelSpec(models / "qwen3_moe-0", suppressed_ids=(6, 7, 10)), OPTIMIZER)

@@ -9,6 +9,7 @@ import torch
 
 from relax.backends.base import ModelSpec, OptimizerSpec, Part
 from relax.backends.fsdp.backend import FsdpBackend
+from relax.backends.fsdp.batches import pack
 from relax.utils.errors import ConfigError, Divergence, InternalError
 from tests.unit.backends.training_cases import (
     ClippedPolicyLoss,
@@ -119,6 +120,46 @@ def test_shared_prefix_keeps_the_bits_of_log_probs_and_the_gradients(base, kind,
             assert (columns[name] == scores[1][uid][name]).all()
     difference, name = worst_difference(_backward(shared, part)[1], _backward(flat, part)[1])
     assert difference < 5e-6, name
+
+
+@pytest.mark.parametrize(
+    ("kind", "media"), [("qwen3", {}), ("qwen3_moe", {}), ("qwen3_omni", {1: (image(1),), 2: (audio(2, 70),)})]
+)
+@pytest.mark.parametrize("opening", [1, 5, 40])
+def test_a_common_opening_is_computed_once_with_the_bits_of_every_prompt_alone(base, kind, media, opening):
+    system = np.random.default_rng(opening).integers(12, 250, opening).astype(np.int32)
+    sequences = [
+        dataclasses.replace(s, tokens=np.concatenate([system, s.tokens]), prompt_len=s.prompt_len + opening)
+        for s in groups(media)
+    ]
+    part, folder = one_part(sequences, 7), folder_of(base, kind)
+    shared, flat = opened(folder, shared_prefix=True), opened(folder, shared_prefix=False)
+    prompts = {s.group: s.prompt_len for s in sequences[:7]}
+    responses = sum(max(s.response_len - 1, 0) for s in sequences[:7])
+    once = pack(shared.model, sequences[:7])
+    assert once.packed.starts[-1] == opening + sum(n - opening for n in prompts.values()) + responses
+    scores = [b.score(part, frozenset({"log_probs"})) for b in (shared, flat)]
+    for uid, columns in scores[0].items():
+        assert (columns["log_probs"] == scores[1][uid]["log_probs"]).all()
+    difference, name = worst_difference(_backward(shared, part)[1], _backward(flat, part)[1])
+    assert difference < 5e-6, name
+
+
+def test_prompts_with_equal_tokens_and_a_prompt_that_opens_another_keep_a_token_of_their_own(base):
+    sequences = groups(num_groups=3, size=2)
+    prompt = sequences[0].tokens[: sequences[0].prompt_len]
+    for place, s in enumerate(sequences):
+        cut = prompt[: len(prompt) - 1] if place >= 4 else prompt
+        sequences[place] = dataclasses.replace(
+            s, tokens=np.concatenate([cut, s.tokens[s.prompt_len :]]), prompt_len=len(cut)
+        )
+    folder = folder_of(base, "qwen3")
+    scores = [
+        opened(folder, shared_prefix=shared).score(one_part(sequences), frozenset({"log_probs"}))
+        for shared in (True, False)
+    ]
+    for uid, columns in scores[0].items():
+        assert (columns["log_probs"] == scores[1][uid]["log_probs"]).all()
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])

@@ -110,6 +110,14 @@ def test_scores_under_kept_weights_are_those_of_the_start_and_leave_the_actor_al
             assert (found["actor"][uid]["log_probs"] != columns["log_probs"]).any()
 
 
+def test_sharded_forward_ranks_take_a_published_version_whole(two_ranks):
+    for rank in two_ranks:
+        trained = rank["qwen3_moe"]["weights"]
+        assert rank["taken"].keys() == trained.keys()
+        for name, tensor in trained.items():
+            assert torch.equal(rank["taken"][name], tensor), name
+
+
 def test_a_checkpoint_of_two_ranks_loads_into_one(two_ranks, one_rank, folders):
     kind = "qwen3_omni"
     backend = _one_process(folders[0], kind, suppressed_ids=(6, 7, 10))

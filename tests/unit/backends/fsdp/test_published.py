@@ -1,0 +1,57 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""Forward ranks take published versions, under the trainer's names and under an engine's."""
+
+import pytest
+import torch
+
+from relax.backends.base import ModelSpec
+from relax.backends.fsdp.backend import FsdpBackend
+from relax.distributed.checkpoint_service.naming import sglang_names
+from relax.distributed.checkpoint_service.publishers import SharedMemoryPublisher
+from relax.utils.errors import WeightSyncError
+from tests.unit.backends.training_cases import folder_of
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    for kind in ("qwen3", "qwen3_moe"):
+        for seed in (0, 1):
+            folder_of(root, kind, seed)
+    return root
+
+
+def opened(folder, **spec) -> FsdpBackend:
+    backend = FsdpBackend()
+    backend.open(ModelSpec(folder, trainable=False, **spec), None)
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"), [("qwen3", None), ("qwen3_moe", None), ("qwen3_moe", sglang_names("thinker."))]
+)
+def test_a_copy_holds_the_published_bits(models, tmp_path, kind, names):
+    source, copy = opened(models / f"{kind}-1"), opened(models / f"{kind}-0")
+    SharedMemoryPublisher(tmp_path, name_map=names).publish(3, source.weights())
+    wanted = {name: tensor.clone() for name, tensor in source.weights()}
+    assert any(not torch.equal(tensor, wanted[name]) for name, tensor in copy.weights())
+    copy.load_weights(tmp_path / "v3")
+    for name, tensor in copy.weights():
+        assert torch.equal(tensor, wanted[name]), name
+
+
+def test_a_bf16_copy_takes_bf16_weights(models, tmp_path):
+    source, copy = opened(models / "qwen3-1", dtype="bf16"), opened(models / "qwen3-0", dtype="bf16")
+    SharedMemoryPublisher(tmp_path).publish(1, source.weights())
+    copy.load_weights(tmp_path / "v1")
+    wanted = dict(source.weights())
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in copy.weights())
+
+
+def test_another_models_version_changes_nothing(models, tmp_path):
+    copy = opened(models / "qwen3_moe-0")
+    before = {name: tensor.clone() for name, tensor in copy.weights()}
+    SharedMemoryPublisher(tmp_path).publish(1, opened(models / "qwen3-1").weights())
+    with pytest.raises(WeightSyncError, match=r"mlp\.experts\.gate_up_proj: absent"):
+        copy.load_weights(tmp_path / "v1")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in copy.weights())
