@@ -7,6 +7,7 @@ equal decisions.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
@@ -159,10 +160,15 @@ class Completed(Event):
 
 @dataclass(frozen=True)
 class Rewarded(Event):
+    """Rewards in sample order, NaN where there is none; on disk that is null, which every JSON reader knows."""
+
     kind = "rewarded"
     decision = False
     group: int
     rewards: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**super().to_json(), "rewards": [r if math.isfinite(r) else None for r in self.rewards]}
 
 
 @dataclass(frozen=True)
@@ -208,4 +214,6 @@ def from_json(data: dict[str, Any]) -> Event | None:
         return None
     known = {f.name for f in fields(cls)}
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known}
+    if cls is Rewarded:
+        values["rewards"] = tuple(math.nan if reward is None else reward for reward in values["rewards"])
     return cls(**values)

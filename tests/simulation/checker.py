@@ -260,9 +260,16 @@ def metrics(world: World, finished: bool) -> list[str]:
         for name, value in values.items():
             if name.startswith("rollout/dropped_groups/"):
                 counted[name.rpartition("/")[2]] += int(value)
-    if counted - drops:
-        found.append(f"the metrics count drops {counted}, the journal has {drops}")
+    late = [event for event in after_last_step(world.journal.events) if isinstance(event, ev.Dropped)]
+    if counted - drops or drops - counted - Counter(event.reason for event in late):
+        found.append(f"the metrics count drops {counted}, the journal has {drops}, {len(late)} after the last step")
     return found
+
+
+def after_last_step(events: list[ev.Event]) -> list[ev.Event]:
+    """What was decided once the last rollout's numbers may have been written."""
+    last = max(place for place, event in enumerate(events) if isinstance(event, ev.Stepped))
+    return events[last:]
 
 
 def pinned(world: World) -> list[str]:

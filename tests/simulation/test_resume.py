@@ -153,7 +153,7 @@ def test_a_crash_in_the_middle_of_a_checkpoint_keeps_the_old_one(tmp_path: Path)
 def test_another_data_set_is_refused(tmp_path: Path):
     run_virtual(World(PLAN, tmp_path, stop_after=2).run())
     other = World(PLAN, tmp_path, dataset=MemoryDataset(name="others"))
-    with pytest.raises(ConfigError, match="was reading a data set with digest .* now has .*content, order or slice"):
+    with pytest.raises(ConfigError, match=r"was reading a data set with digest .* now has .*content, order or slice"):
         run_virtual(other.run(loader(tmp_path)))
 
 

@@ -41,7 +41,7 @@ def test_no_schedule_breaks_a_promise(first: int, tmp_path: Path):
 def test_a_seed_replays_to_the_same_journal_and_the_same_weights(tmp_path: Path):
     plan = plan_of(17)
     first, again = play(plan, tmp_path / "first"), play(plan, tmp_path / "again")
-    assert first.journal.events == again.journal.events
+    assert repr(first.journal.events) == repr(again.journal.events)  # a NaN is not equal to itself
     assert (first.backend.table == again.backend.table).all()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -46,7 +47,6 @@ from relax.schedule import events as ev
 from relax.schedule.clock import VirtualClock
 from relax.schedule.journal import MemoryJournal
 from relax.schedule.scheduler import GateSettings, Scheduler
-from relax.utils.errors import UserCodeError
 from relax.utils.http_utils import register_local, unregister_local
 from relax.utils.metrics import MemorySink
 from relax.utils.types import Sample
@@ -196,11 +196,12 @@ class Scorer:
     async def score(self, samples: list[Sample]) -> None:
         noise, group = self._world.noise, samples[0].group_index or 0
         await asyncio.sleep(5.0 * noise("reward", group))
-        if noise("reward-fails", group) < self._world.plan.reward_failures and group < 1 << 40:
-            raise UserCodeError("planted", path="tests.reward")
         for sample in samples:
             response = sample.tokens[sample.prompt_length :]
             sample.reward = float(response.count(1 + (sample.row or 0)))
+            # as the product's scorer leaves a failure; a rollout without any reward would rightly end the run
+            if sample.index and noise("reward-fails", group, sample.index) < self._world.plan.reward_failures:
+                sample.reward, sample.remove_sample = math.nan, True
 
 
 @dataclass

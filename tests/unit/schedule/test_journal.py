@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,17 @@ def test_events_come_back_as_they_were_written(tmp_path: Path):
         journal.append(event)
     journal.close()
     assert list(read_journal(journal.path)) == list(enumerate(events))
+
+
+def test_a_reward_that_is_not_there_is_null_on_disk_and_nan_in_memory(tmp_path: Path):
+    journal = FileJournal(tmp_path, "rollout")
+    journal.append(ev.Rewarded(3, (1.0, math.nan)))
+    journal.close()
+    assert lines(journal.path)[1]["rewards"] == [1.0, None]
+    assert "NaN" not in journal.path.read_text()
+    ((_, event),) = read_journal(journal.path)
+    assert event.rewards[0] == 1.0
+    assert math.isnan(event.rewards[1])
 
 
 def test_durable_events_are_on_disk_when_append_returns_and_others_after_a_flush(tmp_path: Path):
