@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.training_run import ASYNC, HOOKS, Finished, Inputs, engine_weights, inline
+from tests.service.training_run import ASYNC, HOOKS, Finished, Inputs, checkpoint_weights, inline
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -25,7 +25,7 @@ def run(inputs: Inputs, tmp_path: Path):
 def same_weights(first: Path, second: Path) -> bool:
     import torch
 
-    a, b = engine_weights(first), engine_weights(second)
+    a, b = checkpoint_weights(first), checkpoint_weights(second)
     assert a.keys() == b.keys()
     return all(torch.equal(a[name], b[name]) for name in a)
 
@@ -231,7 +231,7 @@ def test_the_exported_model_loads_in_transformers_with_the_trained_weights(run, 
 
     done = run("--colocate", save_hf=tmp_path / "hf-{rollout_id}", num_rollout=2)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf-1", dtype="float32")
-    trained = engine_weights(done.folder / "iter_0000001/model")
+    trained = checkpoint_weights(done.folder / "iter_0000001/model")
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, trained[f"model.{name}"]), name
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "hf-1").eos_token == "<|im_end|>"
@@ -264,10 +264,10 @@ def test_batches_and_checkpointing_change_memory_but_not_the_result(run):
             "1",
         ],
     }
-    expected = engine_weights(plain.folder / "iter_0000001/model")
+    expected = checkpoint_weights(plain.folder / "iter_0000001/model")
     for name, words in variants.items():
         done = run("--colocate", *words, name=name, num_rollout=2)
-        found = engine_weights(done.folder / "iter_0000001/model")
+        found = checkpoint_weights(done.folder / "iter_0000001/model")
         assert done.metrics("rollout/reward/mean") == plain.metrics("rollout/reward/mean")
         for key, tensor in expected.items():
             # Adam's first steps are +-lr a weight, so a gradient near zero may turn its sign: two steps of 1e-3

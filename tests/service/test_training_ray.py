@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.training_run import FIVE_ROLES, HOOKS, Finished, Inputs, command, engine_weights, inline, start
+from tests.service.training_run import FIVE_ROLES, HOOKS, Finished, Inputs, checkpoint_weights, command, inline, start
 
 pytestmark = [pytest.mark.service, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")]
 
@@ -166,7 +166,7 @@ def test_two_ranks_and_two_engines_train_as_one_of_each(inputs, tmp_path):
     assert two.metrics("rollout/reward/mean")[0] == one.metrics("rollout/reward/mean")[0]
     for name in ("train/policy_loss", "train/grad_norm", "train/entropy", "train/ratio"):
         assert two.metrics(name)[0] == pytest.approx(one.metrics(name)[0], abs=1e-5), name
-    for name, tensor in engine_weights(two.folder / "iter_0000001/model").items():
+    for name, tensor in checkpoint_weights(two.folder / "iter_0000001/model").items():
         assert tensor.isfinite().all(), name
 
 
@@ -176,6 +176,6 @@ def test_colocate_on_ray_gives_the_weights_of_one_process(inputs, tmp_path):
     one = inline([*inputs.flags(tmp_path / "one"), "--colocate", "--use-kl-loss", "--kl-loss-coef", 0.1]).ok()
     ray = command([*inputs.flags(tmp_path / "ray"), "--colocate", "--use-kl-loss", "--kl-loss-coef", 0.1]).ok()
     assert ray.ages() == [0] * 4
-    expected = engine_weights(one.folder / "iter_0000001/model")
-    for name, tensor in engine_weights(ray.folder / "iter_0000001/model").items():
+    expected = checkpoint_weights(one.folder / "iter_0000001/model")
+    for name, tensor in checkpoint_weights(ray.folder / "iter_0000001/model").items():
         assert torch.equal(tensor, expected[name]), name

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -262,12 +263,14 @@ def interrupt_group(running: Running) -> None:
     os.killpg(running.process.pid, signal.SIGINT)
 
 
-def engine_weights(folder: Path) -> dict[str, Any]:
+def checkpoint_weights(folder: Path) -> dict[str, Any]:
     """The weights of a checkpoint's model folder, by name."""
     import torch
     import torch.distributed.checkpoint as dcp
 
     meta = json.loads((folder / "relax.json").read_text())
     state = {f"model.{name}": torch.zeros(shape) for name, shape in meta["shapes"].items()}
-    dcp.load(state, checkpoint_id=str(folder), no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's advice on single-process use
+        dcp.load(state, checkpoint_id=str(folder), no_dist=True)
     return state
