@@ -37,6 +37,8 @@ def check_present(config: RunConfig) -> None:
         if role not in config.resource:
             lines.append(f'--resource has no entry "{role}"; it has {", ".join(config.resource)}')
     lines += pending(config)
+    if len(missing) == len(_WHY):
+        lines.append("--help shows an example")
     if lines:
         raise ConfigError("\n".join(lines))
 

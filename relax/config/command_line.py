@@ -21,6 +21,54 @@ from relax.utils.errors import ConfigError
 
 SECTION_OF: dict[str, str] = {f.name: name for name, section in SECTIONS.items() for f in fields(section)}  # type: ignore[arg-type]
 HOOK_FLAGS = frozenset(f.name for section in SECTIONS.values() for f in fields(section) if f.metadata["hook"])  # type: ignore[arg-type]
+DESCRIPTION = """
+Reinforcement-learning post-training of omni-modal language models. A run needs a model, prompts, a reward and the size
+of a round:
+
+  train.py --hf-checkpoint MODEL --prompt-data prompts.jsonl --input-key question --label-key answer --rm-type math
+           --apply-chat-template --rollout-batch-size 16 --n-samples-per-prompt 8 --num-rollout 100 --save runs/first
+
+With --dry-run it only checks everything and prints what would run; `make demo` trains a tiny model in minutes.
+"""
+# How other programs call what a flag here does: what a newcomer types first.
+ELSEWHERE = {
+    "model": "--hf-checkpoint",
+    "model-path": "--hf-checkpoint",
+    "model-name": "--hf-checkpoint",
+    "pretrain": "--hf-checkpoint",
+    "data": "--prompt-data",
+    "dataset": "--prompt-data",
+    "train-data": "--prompt-data",
+    "batch-size": "--rollout-batch-size (prompts of a round) or --global-batch-size (samples of an optimizer step)",
+    "train-batch-size": "--global-batch-size",
+    "num-generations": "--n-samples-per-prompt",
+    "group-size": "--n-samples-per-prompt",
+    "steps": "--num-rollout",
+    "max-steps": "--num-rollout",
+    "num-steps": "--num-rollout",
+    "epochs": "--num-epoch",
+    "num-epochs": "--num-epoch",
+    "num-train-epochs": "--num-epoch",
+    "learning-rate": "--lr",
+    "temperature": "--rollout-temperature",
+    "max-tokens": "--rollout-max-response-len",
+    "max-new-tokens": "--rollout-max-response-len",
+    "max-response-len": "--rollout-max-response-len",
+    "max-prompt-len": "--rollout-max-prompt-len",
+    "beta": "--kl-loss-coef, with --use-kl-loss",
+    "reward": "--rm-type (built-in) or --custom-rm-path (a function of yours)",
+    "reward-fn": "--custom-rm-path",
+    "reward-function": "--custom-rm-path",
+    "output-dir": "--save",
+    "output": "--save",
+    "resume": "--load",
+    "resume-from-checkpoint": "--load",
+    "gpus": "--resource",
+    "num-gpus": "--resource",
+    "async": "--fully-async, with --max-staleness",
+    "eval-data": "--eval-prompt-data",
+    "port": "--serve-port",
+}
 EPILOG = (
     "Flags of Megatron (--num-layers, ...), SGLang (--sglang-*) and its router (--router-*) are accepted by name and "
     "given to their own backend. Flags cannot be abbreviated."
@@ -43,7 +91,7 @@ class Given:
 def build_parser() -> Parser:
     parser = Parser(
         prog="train.py",
-        description="Reinforcement-learning post-training of omni-modal language models.",
+        description=DESCRIPTION,
         usage="train.py --hf-checkpoint MODEL --prompt-data FILE --rollout-batch-size N --num-rollout N [flags]",
         epilog=EPILOG,
     )
@@ -96,6 +144,8 @@ def explain_unknown(word: str, argv: Sequence[str]) -> str:
     dashed = "--" + name.lstrip("-").replace("_", "-")
     if dashed != name and dashed in known_flags():
         return f"unknown flag {name}: it is spelled {dashed}"
+    if dashed.removeprefix("--") in ELSEWHERE:
+        return f"unknown flag {name}: here that is {ELSEWHERE[dashed.removeprefix('--')]}"
     near = nearest(dashed, known_flags())
     return f"unknown flag {name}{f': did you mean {near}?' if near else '; --help lists all flags'}"
 

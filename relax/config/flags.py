@@ -17,6 +17,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from relax.config.frozen import FrozenDict, freeze
+from relax.config.support import PENDING
 from relax.utils.errors import ConfigError
 
 Check = Callable[[Any], str | None]  # what is wrong with a value ("must be >= 1"), or None
@@ -175,6 +176,13 @@ class _Formatter(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=119)
 
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Paragraphs are filled, indented ones are left as they are."""
+        parts = text.strip("\n").split("\n\n")
+        return "\n\n".join(
+            part if part.startswith(" ") else super(_Formatter, self)._fill_text(part, width, indent) for part in parts
+        )
+
 
 class _Switch(argparse.Action):
     """`--x` sets true and `--no-x` false."""
@@ -195,7 +203,7 @@ def add_section(parser: argparse.ArgumentParser, title: str, section: type) -> N
     group = parser.add_argument_group(title, section.__doc__)
     for f in fields(section):
         kind = kinds(section)[f.name]
-        text = (f.metadata["help"] + _default_text(f)).replace("%", "%%")
+        text = (help_text(f) + _default_text(f)).replace("%", "%%")
         if kind.base is bool:
             group.add_argument(option_name(f.name), dest=f.name, action=_Switch, default=argparse.SUPPRESS, help=text)
             continue
@@ -208,6 +216,12 @@ def add_section(parser: argparse.ArgumentParser, title: str, section: type) -> N
             metavar="|".join(f.metadata["choices"]) or _METAVAR[kind.base],
             help=text,
         )
+
+
+def help_text(f: Field[Any]) -> str:
+    """The flag's own text, which says so when nothing reads the flag yet."""
+    later = "Not available in this version. " if f.name in PENDING else ""
+    return later + f.metadata["help"]
 
 
 _METAVAR = {int: "N", float: "X", str: "TEXT", FrozenDict: "JSON"}

@@ -17,6 +17,7 @@ from relax.utils.errors import ConfigError
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _ENCODER = re.compile(r"visual|vision|audio|image")
+WEIGHT_SUFFIXES = (".safetensors", ".bin")
 CHECKPOINT_META = Path("model") / "relax.json"  # below the folder of one checkpoint
 
 
@@ -41,6 +42,8 @@ def model_problems(config: RunConfig) -> Iterator[str]:
         kinds = ", ".join(data.multimodal_keys)
         yield f"--multimodal-keys names {kinds}, and --hf-checkpoint {name} has no processor: it is a text-only model"
     yield from _class_problem(name, folder)
+    if not any(path.suffix in WEIGHT_SUFFIXES for path in folder.iterdir()):
+        yield f"--hf-checkpoint {name} holds no weights (*.safetensors): was the download cut short?"
 
 
 def _class_problem(name: str, folder: Path) -> Iterator[str]:

@@ -9,11 +9,12 @@ others local files must exist. Rows behind them are checked when they are used, 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from relax.config.columns import LABEL_COLUMNS, PROMPT_COLUMNS
 from relax.config.flags import nearest, option_name
 from relax.config.run import RunConfig
 from relax.entrypoints.machine_check import machine_notes, machine_problems
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 ROWS_CHECKED = 5000
 BYTES_CHECKED = 64 << 20  # rows behind these bytes are not checked either
 MEDIA_READ = 4  # rows
+LIKELY = {"input_key": PROMPT_COLUMNS, "label_key": LABEL_COLUMNS}
+WITHOUT_LABEL = ("remote_rm", "random", "dummy")  # rewards that compare with nothing
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def _columns(config: RunConfig, row: Mapping[str, Any]) -> Iterator[str]:
     wanted = {"input_key": data.input_key, "label_key": data.label_key}
     for name, column in wanted.items():
         if column is not None and column not in row:
-            yield f"{option_name(name)} {column}: {_has(config.data.prompt_data, row, column)}"
+            yield f"{option_name(name)} {column}: {_has(config.data.prompt_data, row, column, LIKELY[name])}"
     for kind, column in (data.multimodal_keys or {}).items():
         if column not in row:
             yield f"--multimodal-keys {kind}: {_has(config.data.prompt_data, row, column)}"
@@ -171,8 +174,8 @@ def _eval_columns(dataset: EvalDataset, row: Mapping[str, Any]) -> Iterator[str]
             yield f"evaluation data set {dataset.name}, {name} {column}: {_has(dataset.path, row, column)}"
 
 
-def _has(spec: str | None, row: Mapping[str, Any], column: str) -> str:
-    near = nearest(column, row)
+def _has(spec: str | None, row: Mapping[str, Any], column: str, likely: Sequence[str] = ()) -> str:
+    near = nearest(column, row) or next((name for name in likely if name in row), None)
     return f"{spec} has the columns {', '.join(row)}{f'; did you mean {near}?' if near else ''}"
 
 
@@ -185,10 +188,16 @@ def _reward(config: RunConfig, row: Mapping[str, Any]) -> Iterator[str]:
     for dataset in config.eval_datasets:
         if dataset.rm_type != reward.rm_type:
             yield from _known_reward(f"evaluation data set {dataset.name}: rm_type", dataset.rm_type)
+    if (
+        reward.rm_type not in (None, *WITHOUT_LABEL)
+        and reward.custom_rm_path is None
+        and config.data.label_key is None
+    ):
+        has = _has(config.data.prompt_data, row, "label", LABEL_COLUMNS)
+        yield f"--rm-type {reward.rm_type} compares with a label: add --label-key; {has}"
     if reward.rm_type_fallback != ZERO:
         yield from _known_reward("--rm-type-fallback", reward.rm_type_fallback)
-    named = reward.rm_type or reward.custom_rm_path or config.rollout.custom_generate_function_path
-    if named or reward.rm_type_fallback or _row_reward(row.get(config.data.metadata_key)):
+    if reward.rm_type or own or reward.rm_type_fallback or _row_reward(row.get(config.data.metadata_key)):
         return
     if not reward.rm_type_infer:
         yield "no reward is named: add --rm-type, --custom-rm-path, or an rm_type to each row's metadata"

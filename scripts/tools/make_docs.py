@@ -9,7 +9,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from relax.config.flags import kinds, option_name
+from relax.config.flags import help_text, kinds, option_name
 from relax.config.sections import SECTIONS
 from relax.utils import errors, metrics
 
@@ -69,7 +69,7 @@ def flag_rows(section: type) -> list[str]:
         takes = " \\| ".join(f"`{choice}`" for choice in field.metadata["choices"]) or str(kind)
         name = option_name(field.name)
         shown = f"`{name}`, `--no-{name[2:]}`" if kind.base is bool else f"`{name}`"
-        rows.append(f"| {shown} | {takes} | {default_of(field)} | {field.metadata['help']} |")
+        rows.append(f"| {shown} | {takes} | {default_of(field)} | {help_text(field)} |")
     return rows
 
 

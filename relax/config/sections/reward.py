@@ -12,7 +12,11 @@ from relax.config.flags import Section, above, at_least, flag, import_path
 class RewardConfig(Section):
     """Built-in and custom rewards."""
 
-    rm_type: str | None = flag(None, help="Built-in reward; a sample's metadata may name another.")
+    rm_type: str | None = flag(
+        None,
+        help="Built-in reward: math, gsm8k, geo3k, multiple_choice, gpqa, openr1mm, dapo, deepscaler, exact_match, "
+        "f1, remote_rm, random, dummy; boxed_NAME looks into the last box only. metadata.rm_type of a row goes first.",
+    )
     rm_type_infer: bool = flag(
         False,
         help="Without a name, tell the reward by the label: a number is math, <answer>B</answer> multiple_choice.",

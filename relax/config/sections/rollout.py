@@ -12,7 +12,9 @@ from relax.config.flags import Section, above, above_up_to, at_least, flag, impo
 class RolloutConfig(Section):
     """Rounds, sampling, filters and inference engines."""
 
-    num_rollout: int | None = flag(None, help="Rounds of the loop 'sample, then train'.", check=at_least(1))
+    num_rollout: int | None = flag(
+        None, help="Rounds of the loop 'sample, then train'; or give --num-epoch.", check=at_least(1)
+    )
     num_epoch: int | None = flag(
         None, help="Passes over the prompts; with --num-rollout the smaller number of rounds wins.", check=at_least(1)
     )
@@ -25,7 +27,9 @@ class RolloutConfig(Section):
     rollout_batch_size: int | None = flag(
         None, help="Prompts of one round.", check=at_least(1), shown="global_batch_size // n_samples_per_prompt"
     )
-    n_samples_per_prompt: int = flag(1, help="Responses to each prompt (the GRPO group size).", check=at_least(1))
+    n_samples_per_prompt: int = flag(
+        1, help="Responses to each prompt: the GRPO group size, at least 2.", check=at_least(1)
+    )
     over_sampling_batch_size: int | None = flag(
         None,
         help="Prompts to start in one round when filters drop some.",

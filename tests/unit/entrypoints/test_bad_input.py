@@ -7,13 +7,16 @@ import json
 import socket
 import struct
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from relax.config.run import default_config
+from relax.config.sections import RewardConfig
 from relax.core.checkpoint import RunState, first_rollout
 from relax.data.datasets import FileRows
+from relax.engine.rewards.builtin import BUILT_IN, REMOTE
 from relax.entrypoints.machine_check import cards, disk
 from relax.entrypoints.model_check import dimensions_of_config, dimensions_of_shapes, known_class
 from relax.entrypoints.preflight import ROWS_CHECKED
@@ -44,6 +47,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
     for name in ("tokenizer.json", "processor_config.json", "chat_template.jinja"):
         (tmp_path / "model" / name).write_text("{}")
+    weights(tmp_path, 1000)
     write_rows(tmp_path, *[ROW] * 10)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -120,6 +124,10 @@ def an_unknown_class(work: Path) -> None:
     (work / "model" / "config.json").write_text(json.dumps(MODEL | {"architectures": ["Qwen9ForCausalLM"]}))
 
 
+def no_weights(work: Path) -> None:
+    (work / "model" / "model.safetensors").unlink()
+
+
 def no_class(work: Path) -> None:
     (work / "model" / "config.json").write_text("{}")
 
@@ -176,6 +184,8 @@ def a_lost_checkpoint(work: Path) -> None:
 # {what is wrong: (what makes it so, command line, texts of the message)}
 WRONG: dict[str, tuple[Callable[[Path], None] | None, list[str], tuple[str, ...]]] = {
     "a misspelt flag": (None, argv("--rollout-bach-size", "4"), ("--rollout-bach-size", "--rollout-batch-size")),
+    "the name that another program has": (None, argv("--learning-rate", "1"), ("--learning-rate: here that is --lr",)),
+    "a comparison with nothing": (None, argv(label_key=None), ("--rm-type math", "add --label-key", "did you mean")),
     "flags that exclude each other": (
         None,
         argv("--fully-async", "--colocate"),
@@ -217,6 +227,7 @@ WRONG: dict[str, tuple[Callable[[Path], None] | None, list[str], tuple[str, ...]
         argv(),
         ("--hf-checkpoint model", "Qwen9ForCausalLM", "update transformers"),
     ),
+    "a model without weights": (no_weights, argv(), ("--hf-checkpoint model holds no weights", "download")),
     "a model without a class": (no_class, argv(), ("--hf-checkpoint model", '"architectures"')),
     "a torn weight file": (a_torn_weight_file, argv(save="out"), ("model.safetensors", "download it again")),
     "a reward that cannot be imported": (
@@ -397,3 +408,9 @@ def test_an_explicit_start_wins_over_the_checkpoints() -> None:
     assert [first_rollout(explicit, None) for explicit in (None, 0)] == [0, 0]
     with pytest.raises(ConfigError, match="holds no checkpoint"):
         first_rollout(1, None)
+
+
+def test_the_help_names_every_built_in_reward() -> None:
+    text = next(f for f in fields(RewardConfig) if f.name == "rm_type").metadata["help"]
+    words = set(text.replace(",", " ").replace(";", " ").split())
+    assert {*BUILT_IN, REMOTE} - words == set()

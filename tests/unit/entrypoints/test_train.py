@@ -24,6 +24,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "model").mkdir()
     model = {"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2}
     (tmp_path / "model" / "config.json").write_text(json.dumps(model))
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
     for name in ("tokenizer.json", "processor_config.json"):
         (tmp_path / "model" / name).write_text("{}")
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")

@@ -23,9 +23,7 @@ def test_a_tagged_letter_is_a_choice(label):
     assert inferred_name(label) == "multiple_choice"
 
 
-@pytest.mark.parametrize(
-    "label", ["B", "3 apples", "1,23", "<answer>12</answer>", "", None, True, ["3"], "1e5", "1/2"]
-)
+@pytest.mark.parametrize("label", ["B", "3 apples", "1,23", "<answer>12</answer>", "", None, True, ["3"], "1e5"])
 def test_anything_else_tells_nothing(label):
     assert inferred_name(label) is None
 

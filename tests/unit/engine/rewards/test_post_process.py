@@ -53,7 +53,7 @@ def test_it_gets_args_and_the_group(load):
     ],
 )
 def test_anything_else_names_function_and_group(load, answer, text):
-    with pytest.raises(UserCodeError, match="post_hooks.post .sample group 7") as error:
+    with pytest.raises(UserCodeError, match=r"post_hooks\.post \(sample group 7") as error:
         load(answer)(SAMPLES)
     assert text in str(error.value)
 
