@@ -110,6 +110,11 @@ class MediaMarks:
     def any_placeholder(self, tokens: np.ndarray) -> bool:
         return bool(self._placeholder[tokens].any())
 
+    def before_media(self, tokens: np.ndarray) -> int:
+        """Tokens in front of the first special id."""
+        marked = np.flatnonzero(self._special[np.asarray(tokens, np.int64)])
+        return int(marked[0]) if len(marked) else len(tokens)
+
     def layout(self, tokens: np.ndarray, features: Sequence[MediaFeatures]) -> Hashable:
         """Equal for sequences with equal rotary positions and placeholder rows."""
         tokens = np.asarray(tokens, np.int64)

@@ -202,6 +202,10 @@ class ExactModel(nn.Module):
         """Whether a placeholder of any kind is among `tokens`."""
         return self._marks is not None and self._marks.any_placeholder(tokens)
 
+    def plain_positions(self, tokens: np.ndarray) -> int:
+        """How many leading tokens have the positions 0, 1, 2, ... whatever follows: those before the first media."""
+        return len(tokens) if self._marks is None else self._marks.before_media(tokens)
+
     def media_rows(self, tokens: np.ndarray, features: Sequence[MediaFeatures]) -> list[np.ndarray]:
         """Rows of `tokens` that each item fills; raises DataError when placeholders and features differ."""
         if self._marks is None:

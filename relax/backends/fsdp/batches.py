@@ -73,13 +73,15 @@ def pack(model: ExactModel, sequences: Sequence[TrainSequence], *, shared_prefix
             prompt differs from its group's, or whose response holds media, is packed whole.
     """
     builder = _Builder(model)
-    prompts: dict[int, tuple[np.ndarray, int, int]] = {}  # group -> prompt tokens, segment, first row
+    prompts: dict[int, tuple[np.ndarray, int, int]] = {}  # group -> prompt tokens, segment, row of the last token
+    shared = shared_prefix and len(sequences) > 1
+    opening = _add_opening(builder, sequences) if shared else None
     rows: list[np.ndarray] = []
     for sequence in sequences:
         if not shared_prefix or model.holds_media(sequence.tokens[sequence.prompt_len :]):
             rows.append(_add_whole(builder, sequence))
         else:
-            rows.append(_add_shared(builder, sequence, prompts))
+            rows.append(_add_shared(builder, sequence, prompts, opening))
     if not sequences:
         builder.add(_DUMMY, None, None)
     packed = build_plan(builder.segments, multiple=model.query_multiple, device=str(model.device))
@@ -96,19 +98,42 @@ def _add_whole(builder: _Builder, sequence: TrainSequence) -> np.ndarray:
     return start + np.arange(sequence.prompt_len - 1, len(tokens) - 1)
 
 
+def _add_opening(builder: _Builder, sequences: Sequence[TrainSequence]) -> tuple[int, int] | None:
+    """Compute the tokens with which all prompts begin once, such as a system prompt: (segment, length) or None.
+
+    Media end it, so that its positions are plain; each prompt keeps a last token of its own.
+    """
+    first = sequences[0].tokens
+    length = min(s.prompt_len for s in sequences) - 1
+    for sequence in sequences[1:]:
+        if length < 1:
+            return None
+        different = np.flatnonzero(sequence.tokens[:length] != first[:length])
+        length = int(different[0]) if len(different) else length
+    plain = builder.model.plain_positions(first[:length])
+    if plain < 1 or len({s.group for s in sequences}) < 2:
+        return None
+    segment, _ = builder.add(np.asarray(first[:plain], np.int64), None, np.arange(plain))
+    return segment, plain
+
+
 def _add_shared(
-    builder: _Builder, sequence: TrainSequence, prompts: dict[int, tuple[np.ndarray, int, int]]
+    builder: _Builder,
+    sequence: TrainSequence,
+    prompts: dict[int, tuple[np.ndarray, int, int]],
+    opening: tuple[int, int] | None,
 ) -> np.ndarray:
     tokens = np.asarray(sequence.tokens, np.int64)
     prompt, response = tokens[: sequence.prompt_len], tokens[sequence.prompt_len :]
     known = prompts.get(sequence.group)
     if known is None or not np.array_equal(known[0], prompt):
-        segment, start = builder.add(prompt, None, builder.model.positions(prompt, sequence.media))
+        parent, before = opening or (None, 0)
+        positions = builder.model.positions(prompt, sequence.media)[..., before:]
+        segment, start = builder.add(prompt[before:], parent, positions)
         if sequence.media or builder.model.holds_media(prompt):
-            builder.place_media(prompt, sequence.media, start)
-        known = prompts[sequence.group] = (prompt, segment, start)
-    _, segment, start = known
-    last_of_prompt = start + len(prompt) - 1
+            builder.place_media(prompt, sequence.media, start - before)
+        known = prompts[sequence.group] = (prompt, segment, start - before + len(prompt) - 1)
+    _, segment, last_of_prompt = known
     if len(response) < 2:
         return np.full(len(response), last_of_prompt)
     _, own = builder.add(response[:-1], segment, None)
