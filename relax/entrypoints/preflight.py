@@ -188,11 +188,8 @@ def _reward(config: RunConfig, row: Mapping[str, Any]) -> Iterator[str]:
     for dataset in config.eval_datasets:
         if dataset.rm_type != reward.rm_type:
             yield from _known_reward(f"evaluation data set {dataset.name}: rm_type", dataset.rm_type)
-    if (
-        reward.rm_type not in (None, *WITHOUT_LABEL)
-        and reward.custom_rm_path is None
-        and config.data.label_key is None
-    ):
+    own = reward.custom_rm_path or config.rollout.custom_generate_function_path
+    if reward.rm_type not in (None, *WITHOUT_LABEL) and not own and config.data.label_key is None:
         has = _has(config.data.prompt_data, row, "label", LABEL_COLUMNS)
         yield f"--rm-type {reward.rm_type} compares with a label: add --label-key; {has}"
     if reward.rm_type_fallback != ZERO:
