@@ -161,3 +161,17 @@ def test_without_a_tracker_a_run_starts_fresh(tmp_path: Path):
     world = run_virtual(World(replace(PLAN, rollouts=2), tmp_path).run(loader(tmp_path / "nowhere")))
     assert not of_kind(world.journal.events, ev.Resumed)
     assert [event.version for event in of_kind(world.journal.events, ev.Published)] == [0, 1, 2]
+
+
+def test_groups_that_wait_behind_a_narrower_gate_are_in_the_next_checkpoint(tmp_path: Path):
+    wide = replace(PLAN, staleness=2)
+    run_virtual(World(wide, tmp_path, stop_after=1).run())
+    _, before = latest_checkpoint(tmp_path / "checkpoints")
+    assert len(before.open_groups) > 2
+    # one group at a time from now on, so most of them have not been admitted again when the next one is written
+    narrow = replace(wide, batch=1, staleness=0, save_interval=1)
+    second = run_virtual(World(narrow, tmp_path, stop_after=2).run(loader(tmp_path)))
+    _, after = latest_checkpoint(tmp_path / "checkpoints")
+    trained = {group for event in of_kind(second.journal.events, ev.Bound) for group in event.groups}
+    assert after.rollout_id == 2
+    assert {o.group for o in before.open_groups} == trained | {o.group for o in after.open_groups}
