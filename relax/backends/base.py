@@ -94,7 +94,9 @@ class TrainBackend(Protocol):
 
     def open(self, model: ModelSpec, optimizer: OptimizerSpec | None) -> RankInfo: ...
 
-    def score(self, part: Part, needs: frozenset[str], tag: str = "actor") -> dict[tuple[int, int], dict[str, np.ndarray]]:
+    def score(
+        self, part: Part, needs: frozenset[str], tag: str = "actor"
+    ) -> dict[tuple[int, int], dict[str, np.ndarray]]:
         """Forward only: {uid of the sequence: {"log_probs": float32 [R], "entropy": ...}} under the weights `tag`."""
         ...
 
@@ -160,7 +162,9 @@ class EngineCommand:
 class EngineSpec(Protocol):
     name: str
 
-    def command(self, config: EngineConfig, *, host: str, port: int, gpus: Sequence[int], node_rank: int) -> EngineCommand: ...
+    def command(
+        self, config: EngineConfig, *, host: str, port: int, gpus: Sequence[int], node_rank: int
+    ) -> EngineCommand: ...
 
 
 @dataclass(frozen=True)

@@ -58,11 +58,16 @@ def check_sample(sample: Sample, *, source: str) -> None:
         raise ValueError(f"{who}: rollout_log_probs holds a NaN or an infinity")
 
 
-def group_columns(samples: Sequence[Sample], rewards: Sequence[float], raw_rewards: Sequence[float]) -> dict[str, np.ndarray]:
+def group_columns(
+    samples: Sequence[Sample], rewards: Sequence[float], raw_rewards: Sequence[float]
+) -> dict[str, np.ndarray]:
     """Columns of the `rollout` table for one whole group, samples in index order."""
     for sample in samples:
         check_sample(sample, source="group_columns")
-    flat = lambda name, dtype: np.concatenate([np.asarray(getattr(s, name), dtype) for s in samples] or [np.zeros(0, dtype)])  # noqa: E731
+
+    def flat(name: str, dtype: type) -> np.ndarray:
+        return np.concatenate([np.asarray(getattr(s, name), dtype) for s in samples] or [np.zeros(0, dtype)])
+
     lengths = [len(s.tokens) for s in samples]
     stops = [s.matched_stop if isinstance(s.matched_stop, int) else -1 for s in samples]
     return {
@@ -76,7 +81,9 @@ def group_columns(samples: Sequence[Sample], rewards: Sequence[float], raw_rewar
         "reward": np.asarray(rewards, np.float64),
         "raw_reward": np.asarray(raw_rewards, np.float64),
         "status": np.asarray([STATUS.index(s.status) for s in samples], np.uint8),
-        "finish": np.asarray([FINISH.index(s.finish_reason) if s.finish_reason in FINISH else 1 for s in samples], np.uint8),
+        "finish": np.asarray(
+            [FINISH.index(s.finish_reason) if s.finish_reason in FINISH else 1 for s in samples], np.uint8
+        ),
         "matched_stop": np.asarray(stops, np.int32),
         "truncated": np.asarray([s.status is Sample.Status.TRUNCATED for s in samples], np.uint8),
         "removed": np.asarray([s.remove_sample for s in samples], np.uint8),
@@ -151,7 +158,9 @@ def sequences(
         aligned.update(table)
     for name, values in aligned.items():
         if len(values) != total:
-            raise InternalError(f"group {int(rollout['group'][0])}: column {name} has {len(values)} entries for {total} tokens")
+            raise InternalError(
+                f"group {int(rollout['group'][0])}: column {name} has {len(values)} entries for {total} tokens"
+            )
     offsets = rollout["token_offsets"]
     for place, end in enumerate(ends.tolist()):
         start = end - int(rollout["response_len"][place])

@@ -1,8 +1,8 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """The trace: every finished group, written once, before the journal says so.
 
-`{run_dir}/trace/{name}.safetensors` holds one block a group, back to back; each block is a whole safetensors file of its
-own. The journal's `completed` event says where a block lies, how long it is and what its digest is, so the bus can
+`{run_dir}/trace/{name}.safetensors` holds one block a group, back to back; each block is a whole safetensors file of
+its own. The journal's `completed` event says where a block lies, how long it is and what its digest is, so the bus can
 be refilled from here and any number of a curve recomputed.
 """
 

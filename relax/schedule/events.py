@@ -213,7 +213,7 @@ def from_json(data: dict[str, Any]) -> Event | None:
     if cls is None:
         return None
     known = {f.name for f in fields(cls)}
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known}
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known}
     if cls is Rewarded:
         values["rewards"] = tuple(math.nan if reward is None else reward for reward in values["rewards"])
     return cls(**values)

@@ -1,17 +1,17 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """Every error that ends a run, its exit code, and what may be tried again.
 
-    RelaxError
-      ConfigError        2  run      wrong flag, file or combination; nothing has started
-      DataError          2  run      a row or a medium is wrong; names file and row
-      UserCodeError      3  request  a user's hook failed; names import path and sample
-      Divergence         4  run      NaN or infinite loss or gradient
-      InfrastructureError 5 role
-        BusTimeout       5  request
-        EngineLost       5  request
-        WeightSyncError  5  request
-        RoleLost         5  role
-      InternalError      1  none     our own invariant is broken
+RelaxError
+  ConfigError        2  run      wrong flag, file or combination; nothing has started
+  DataError          2  run      a row or a medium is wrong; names file and row
+  UserCodeError      3  request  a user's hook failed; names import path and sample
+  Divergence         4  run      NaN or infinite loss or gradient
+  InfrastructureError 5 role
+    BusTimeout       5  request
+    EngineLost       5  request
+    WeightSyncError  5  request
+    RoleLost         5  role
+  InternalError      1  none     our own invariant is broken
 """
 
 from __future__ import annotations
