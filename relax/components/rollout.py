@@ -137,7 +137,7 @@ class Rollout(Role):
     async def set_step(self, step: int) -> None:
         """A resumed run goes on at rollout `step`."""
         await super().set_step(step)
-        self._trace.roll(str(step))
+        await self._blocking(self._trace.roll, str(step))
 
     async def dataset(self) -> tuple[int, str]:
         return len(self._dataset), self._dataset.digest
@@ -285,7 +285,7 @@ class Rollout(Role):
         if with_media:
             await self._bus.put(partition, "media", with_media)
         await self._bus.put(partition, "rollout", [r.block for r in ready])
-        self._trace.roll(str(rollout_id + 1))
+        await self._blocking(self._trace.roll, str(rollout_id + 1))  # groups are kept there at the same time
         if self._details is not None:
             self._released[partition] = tuple(r.block.uid for r in ready)
             tables = {"rollout": [r.block for r in ready], "media": with_media}
@@ -364,8 +364,8 @@ class Rollout(Role):
         if self._close is not None:
             close, self._close = self._close, None
             await close()
-        self._trace.close()
-        self._journal.close()
+        await self._blocking(self._trace.close)
+        await self._blocking(self._journal.close)
         self._dataset.close()
 
     async def _flush_journal(self) -> None:

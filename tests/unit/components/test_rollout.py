@@ -17,6 +17,7 @@ from relax.components.messages import PRODUCERS, GroupOrder
 from relax.components.rollout import Rollout, RolloutSettings
 from relax.data.chat import PreparedPrompt
 from relax.data.datasets import RawRow
+from relax.distributed.bus.base import Block
 from relax.distributed.bus.local import LocalBus
 from relax.distributed.trace import TraceEntry, TraceWriter, read_block
 from relax.engine.rollout.groups import AdmittedGroup, FinishedGroup
@@ -92,7 +93,34 @@ async def prepare(row: RawRow) -> PreparedPrompt:
     return PreparedPrompt("text", None, [number, 1], [number, 1, 1], [], [], "label", {}, None)
 
 
-def make_role(folder: Path, generator: Generator, *, executor: Executor | None = None, clock: Any = None) -> Rollout:
+class WatchedTrace(TraceWriter):
+    """Writes wait for `go`; another use of the file meanwhile is an error, as it would be for a real one."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.go, self.writing = threading.Event(), threading.Event()
+        self.go.set()
+
+    def write(self, block: Block) -> TraceEntry:
+        self.writing.set()
+        assert self.go.wait(10)
+        entry = super().write(block)
+        self.writing.clear()
+        return entry
+
+    def roll(self, name: str) -> None:
+        assert not self.writing.is_set(), "the file was changed under a write"
+        super().roll(name)
+
+
+def make_role(
+    folder: Path,
+    generator: Generator,
+    *,
+    executor: Executor | None = None,
+    clock: Any = None,
+    trace: TraceWriter | None = None,
+) -> Rollout:
     clock = clock or RealClock()
     return Rollout(
         dataset=Rows(),
@@ -100,7 +128,7 @@ def make_role(folder: Path, generator: Generator, *, executor: Executor | None =
         generator=generator,  # type: ignore[arg-type]
         engines=EngineFleet({}, clock=clock),
         bus=LocalBus(PRODUCERS),
-        trace=TraceWriter(folder / "trace"),
+        trace=trace or TraceWriter(folder / "trace"),
         journal=MemoryJournal(),
         clock=clock,
         settings=RolloutSettings(2, result_dir=folder),
@@ -148,6 +176,24 @@ async def test_a_report_during_the_keeping_of_a_group_loses_nothing(tmp_path: Pa
     report = await role.report(1, 10.0)
     assert [(a.group, a.oldest, a.newest) for a in report.accepted] == [(0, 3, 4)]
     assert report.sampled_tokens == 10
+    await role.stop()
+
+
+async def test_a_release_during_the_keeping_of_a_group_waits_for_its_bytes(tmp_path: Path):
+    trace, generator = WatchedTrace(tmp_path / "trace"), Generator()
+    role = make_role(tmp_path, generator, executor=ThreadPoolExecutor(1), trace=trace)
+    await role.start()
+    await role.admit(orders(0, 1))
+    generator.end(0)
+    await role.report(1, 10.0)
+    trace.go.clear()
+    generator.end(1)
+    await until(trace.writing.is_set)  # group 1 is being written while group 0 is released
+    release = asyncio.create_task(role.release(0, (0,)))
+    await asyncio.sleep(0.05)
+    trace.go.set()
+    assert [g.group for g in (await release).groups] == [0]
+    assert [a.group for a in (await role.report(1, 10.0)).accepted] == [1]
     await role.stop()
 
 
