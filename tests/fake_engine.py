@@ -41,6 +41,7 @@ class FakeEngine:
     ) -> None:
         self.num_tokens, self.decode, self.token_s, self.eos_id = num_tokens, decode, token_s, eos_id
         self.version: int | str = 0
+        self.expanded_by = 0  # prompt tokens beyond the ids that were sent, as media make them
         self.requests: list[dict[str, Any]] = []
         self.errors: list[Exception] = []
         self.aborted: list[str | None] = []
@@ -93,7 +94,7 @@ class FakeEngine:
         meta = {
             "id": rid,
             "finish_reason": finish,
-            "prompt_tokens": len(prompt),
+            "prompt_tokens": len(prompt) + self.expanded_by,
             "completion_tokens": len(ids),
             "output_token_logprobs": [[log_prob_of(token), token, None] for token in ids],
             "weight_version": str(self.version),

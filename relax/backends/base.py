@@ -18,6 +18,7 @@ from relax.algorithms.loss import LossFunction as LossFunction
 from relax.algorithms.loss import Term as Term
 from relax.algorithms.loss import TokenBatch as TokenBatch
 from relax.data.columns import TrainSequence
+from relax.data.media.processing import MediaOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,6 +147,7 @@ class EngineConfig:
     context_length: int | None = None
     seed: int = 0
     suppressed_ids: tuple[int, ...] | None = None  # None: the media ids of the folder's own processor
+    media_options: MediaOptions = field(default_factory=MediaOptions)  # must be those of the rollout role
     extra_args: tuple[str, ...] = ()  # `--sglang-*` flags without their prefix, for the SGLang backend
     log_path: Path | None = None
 

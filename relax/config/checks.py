@@ -311,7 +311,34 @@ def weight_transport(config: RunConfig) -> Iterator[str]:
         )
 
 
+# The limits that `MediaOptions` takes.
+MEDIA_LIMITS = (
+    "image_min_tokens",
+    "image_max_tokens",
+    "video_min_tokens",
+    "video_max_tokens",
+    "video_fps",
+    "video_min_frames",
+    "video_max_frames",
+    "audio_sample_rate",
+)
+
+
+def media_limits(config: RunConfig) -> Iterator[str]:
+    """SGLang sizes media by itself; other sizes on the trainer's side would be another prompt."""
+    if config.rollout.rollout_backend != "sglang":
+        return
+    given = [name for name in MEDIA_LIMITS if config.value(name) != config.usual_value(name)]
+    if given:
+        flags = ", ".join(f"{option_name(name)} {config.value(name)}" for name in given)
+        yield (
+            f"{flags}: SGLang sizes media by the saved processor of --hf-checkpoint alone; set the limits in that "
+            "folder's processor files, or use --rollout-backend native"
+        )
+
+
 RULES: tuple[Rule, ...] = (
+    media_limits,
     weight_transport,
     batch_sizes,
     micro_batches,

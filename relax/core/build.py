@@ -18,6 +18,7 @@ from relax.components.messages import PRODUCERS
 from relax.components.training_data import BatchSettings
 from relax.config.run import RunConfig
 from relax.core.run_folder import RunFolder
+from relax.data.media.processing import MediaOptions, MediaProcessor
 from relax.distributed.bus.base import Bus
 from relax.distributed.bus.factory import make_bus
 from relax.schedule.clock import Clock, RealClock
@@ -126,18 +127,24 @@ def engine_config(config: RunConfig, log_path: Path | None = None) -> EngineConf
         max_total_tokens=rollout.engine_max_total_tokens,
         context_length=rollout.rollout_max_context_len,
         seed=rollout.rollout_seed,
+        media_options=media_options(config),
         extra_args=config.external.argv("sglang") if rollout.rollout_backend == "sglang" else (),
         log_path=log_path,
     )
 
 
+def media_options(config: RunConfig) -> MediaOptions:
+    """Of the `MediaProcessor` of the rollout role and of every engine: one value, so that all see one prompt."""
+    return MediaOptions(**{field.name: getattr(config.data, field.name) for field in dataclasses.fields(MediaOptions)})
+
+
 def suppressed_ids(config: RunConfig) -> tuple[int, ...]:
     """Media ids that are never sampled, by the very rule of the native engine."""
     from relax.backends.native.build import load_processor, load_tokenizer
-    from relax.data.media.processing import MediaProcessor
 
     folder = Path(config.checkpoint.hf_checkpoint)  # type: ignore[arg-type]
-    return MediaProcessor(load_processor(folder), tokenizer=load_tokenizer(folder)).suppressed_ids
+    processor = MediaProcessor(load_processor(folder), media_options(config), tokenizer=load_tokenizer(folder))
+    return processor.suppressed_ids
 
 
 def tables(config: RunConfig) -> tuple[str, ...]:

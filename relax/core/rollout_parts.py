@@ -13,10 +13,11 @@ from relax.components.details import DetailsWriter
 from relax.components.rollout import PostProcess, SampleFilter
 from relax.config.evaluation import EvalDataset
 from relax.config.run import RunConfig
+from relax.core.build import media_options
 from relax.core.run_folder import RunFolder
 from relax.data.chat import Overlong, OverlongPrompt, PreparedPrompt, PromptBuilder
 from relax.data.datasets import PromptDataset, RawRow, open_dataset
-from relax.data.media.processing import MediaOptions, MediaProcessor
+from relax.data.media.processing import MediaProcessor
 from relax.data.model_files import load_processor, load_tokenizer
 from relax.data.pool import ProcessorPool
 from relax.engine.filters.samples import load_sample_filter
@@ -73,17 +74,6 @@ def overlong(config: RunConfig) -> Overlong:
     """What the builder does above the limit: leaving out is up to whoever asks for the prompt."""
     policy = config.rollout.overlong_prompt
     return "error" if policy == "drop" else policy  # type: ignore[return-value]
-
-
-def media_options(config: RunConfig) -> MediaOptions:
-    """Only limits that were given; the others are the processor's own."""
-    import dataclasses
-
-    given = {}
-    for field in dataclasses.fields(MediaOptions):
-        if hasattr(config.data, field.name) and config.origin(field.name) != "default":
-            given[field.name] = getattr(config.data, field.name)
-    return MediaOptions(**given)
 
 
 class Preparer:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import argparse
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from relax.backends.base import EngineConfig
+from relax.data.media.processing import MediaOptions, MediaProcessor
 from relax.utils.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ class EngineSettings:
     max_total_tokens: int = 65536
     context_length: int | None = None
     suppressed_ids: tuple[int, ...] | None = None
+    media_options: MediaOptions = field(default_factory=MediaOptions)
     weight_version: str = "default"
 
     @classmethod
@@ -40,6 +42,7 @@ class EngineSettings:
             max_total_tokens=arguments.max_total_tokens,
             context_length=arguments.context_length,
             suppressed_ids=parse_ids(arguments.suppressed_ids),
+            media_options=MediaOptions.from_json(arguments.media_options, flag="--media-options"),
             weight_version=arguments.weight_version,
         )
 
@@ -53,6 +56,7 @@ class EngineSettings:
             max_total_tokens=config.max_total_tokens,
             context_length=config.context_length,
             suppressed_ids=config.suppressed_ids,
+            media_options=config.media_options,
         )
 
 
@@ -77,7 +81,6 @@ def build_service(settings: EngineSettings) -> Any:
     from relax.backends.native.prompts import PromptReader
     from relax.backends.native.scheduler import Scheduler, StopStrings
     from relax.backends.native.service import NativeService, ServiceOptions
-    from relax.data.media.processing import MediaProcessor
 
     folder = Path(settings.model_path)
     runner = ModelRunner.load(
@@ -87,7 +90,7 @@ def build_service(settings: EngineSettings) -> Any:
         max_total_tokens=settings.max_total_tokens,
         device=settings.device,
     )
-    tokenizer, processor = load_tokenizer(folder), MediaProcessor(load_processor(folder))
+    tokenizer, processor = load_tokenizer(folder), MediaProcessor(load_processor(folder), settings.media_options)
     text_config = runner.model.text_config
     prompts = PromptReader(tokenizer, processor, runner.model.positions, text_config.vocab_size)
     suppressed = processor.suppressed_ids if settings.suppressed_ids is None else settings.suppressed_ids

@@ -246,6 +246,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--max-total-tokens", type=int, default=65536, help="Rows of the KV pool.")
     p.add_argument("--context-length", type=int, help="Default: the model's own limit.")
     p.add_argument("--suppressed-ids", default="auto", help="Ids never sampled, comma-separated, or auto or none.")
+    p.add_argument("--media-options", default="{}", help="Limits of images, videos and audio, a JSON object.")
     p.add_argument("--weight-version", default="default")
     p.add_argument("--threads", type=int, default=1, help="Torch threads; exactness is proven for 1.")
     p.add_argument("--parent-pid", type=int, help="Exit when this process is gone. Default: the parent at the start.")

@@ -35,6 +35,7 @@ class NativeEngine:
             argv += ["--context-length", str(config.context_length)]
         ids = config.suppressed_ids
         argv += ["--suppressed-ids", "auto" if ids is None else ",".join(map(str, ids)) or "none"]
+        argv += ["--media-options", config.media_options.to_json()]
         argv += ["--parent-pid", str(os.getpid())]
         if gpus:
             argv += ["--device", "cuda:0", "--attention", "sdpa"]

@@ -17,6 +17,8 @@ so it is right for models that write more than pad ids (Qwen3-VL writes a time s
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -84,6 +86,21 @@ class MediaOptions:
     video_min_frames: int = 4
     video_max_frames: int = 768
     audio_sample_rate: int | None = None  # Hz; None: the feature extractor's own, else 16000
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str, *, flag: str) -> MediaOptions:
+        """What `to_json` wrote; `flag` is where `text` came from."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{flag} {text!r} is not JSON: {error}") from error
+        if not isinstance(values, dict) or not set(values) <= set(known):
+            raise ConfigError(f"{flag} {text!r} must be a JSON object with keys of {', '.join(known)}")
+        return cls(**values)
 
 
 class MediaProcessor:

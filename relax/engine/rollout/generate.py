@@ -38,7 +38,9 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], e
         "return_logprob": True,
         **media_payload(sample.multimodal_inputs, where=f"sample {sample.group_index}.{sample.index}"),
     }
-    append_answer(sample, payload, await post(state.generate_url, payload))
+    answer = await post(state.generate_url, payload)
+    check_prompt_length(sample, answer)
+    append_answer(sample, payload, answer)
     if done:  # a character may be cut at the interruption, so the text is decoded from all ids
         response = sample.tokens[len(sample.tokens) - sample.response_length :]
         skip = params.get("skip_special_tokens", False)
@@ -66,6 +68,22 @@ def encode_prompt(tokenizer: Any, sample: Sample) -> list[int]:
             f"the prompt of sample {sample.group_index}.{sample.index} is a message list; set --apply-chat-template"
         )
     return list(tokenizer.encode(sample.prompt, add_special_tokens=False))
+
+
+def check_prompt_length(sample: Sample, output: Mapping[str, Any]) -> None:
+    """Raise when the engine has expanded the media to another prompt than the one that is trained.
+
+    An engine that reports no length, or that ended the request before it read the prompt, says nothing.
+    """
+    meta = output.get("meta_info") or {}
+    counted, sampled = meta.get("prompt_tokens"), output.get("output_ids") or meta.get("output_token_logprobs")
+    if counted is None or not sampled or counted == len(sample.tokens):
+        return
+    raise InfrastructureError(
+        f"sample {sample.group_index}.{sample.index}: the engine's prompt has {counted} tokens, the trainer's "
+        f"{len(sample.tokens)}, so their log-probs are of different prompts; both sides must read media with the same "
+        "processor files and the same --image-*, --video-* and --audio-sample-rate"
+    )
 
 
 def append_answer(sample: Sample, payload: Mapping[str, Any], output: Mapping[str, Any]) -> None:

@@ -141,6 +141,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "a remote reward without an address": ({"rm_type": "remote_rm"}, "--rm-type remote_rm needs --rm-url"),
     "group rewards without a function": ({"group_rm": True}, "add --custom-rm-path"),
     "sglang that is not there": ({"rollout_backend": "sglang"}, "--rollout-backend sglang: SGLang cannot be imported"),
+    "media limits that SGLang does not take": (
+        {"rollout_backend": "sglang", "sglang_python": "python", "image_max_tokens": 9, "video_fps": 1.0},
+        "--image-max-tokens 9, --video-fps 1.0: SGLang sizes media by the saved processor",
+    ),
     "no rounds": ({"num_rollout": None}, "--num-rollout (rounds) or --num-epoch (passes over the prompts) is missing"),
     "no model": ({"hf_checkpoint": None}, "--hf-checkpoint is missing"),
     "no batch": ({"rollout_batch_size": None}, "--rollout-batch-size is missing"),
@@ -185,6 +189,8 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "colocate": {"colocate": True, "max_staleness": 0},
     "tis with its role": ASYNC
     | {"use_tis": True, "resource": {"actor": [1, 1], "rollout": [1, 1], "actor_fwd": [1, 1], "advantages": [1, 0]}},
+    "the usual media limits with SGLang": {"rollout_backend": "sglang", "sglang_python": "python", "video_fps": 2.0},
+    "media limits of the native engine": {"image_max_tokens": 9},
     "a sample longer than a micro-batch": {  # E4: it makes a micro-batch of its own
         "use_dynamic_batch_size": True,
         "max_tokens_per_gpu": 100,

@@ -12,8 +12,14 @@ import pytest
 
 from benchmarks.parity import LAYOUTS, MAKERS, hf_log_probs, load_hf_omni, png, processor, tokenizer, wav
 from benchmarks.parity import prompt_ids as prompt_of
+from relax.backends.base import EngineConfig
 from relax.backends.engine_client import EngineRefused
+from relax.backends.native.build import EngineSettings
+from relax.backends.native.server import parser
+from relax.backends.native.spec import NativeEngine
 from relax.data.media.items import load_media
+from relax.data.media.processing import MediaOptions, MediaProcessor
+from relax.utils.errors import ConfigError
 
 
 async def generate(client, ids, media, n=12, seed=5, temperature=0.6):
@@ -49,6 +55,37 @@ async def test_log_probs_are_hfs_with_the_medium_in_every_position(engine, omni_
         expected = expected_scores(client, omni_folder, ids, media, answer)
         assert np.abs(scores(answer) - expected).max() < 1e-4, layout
         assert answer["meta_info"]["prompt_tokens"] > len(ids)
+
+
+async def test_limits_of_media_reach_the_engine_through_its_command(engine, omni_folder):
+    """The expanded prompt is the rollout role's, and the log-probs are those of its features."""
+    options = MediaOptions(image_min_tokens=2, image_max_tokens=4, video_max_tokens=4, audio_sample_rate=16_000)
+    config = EngineConfig(omni_folder, media_options=options)
+    argv = NativeEngine().command(config, host="127.0.0.1", port=0).argv
+    settings = EngineSettings.from_arguments(parser().parse_args(argv[3:]))
+    assert settings.media_options == EngineSettings.from_config(config).media_options == options
+    limited = MediaProcessor(processor().processor, options)
+    client = engine(omni_folder, media_options=settings.media_options)
+    usual = engine(omni_folder)
+    for kind, uri in (("image", png(1, 96, 96)), ("video", MAKERS["video"](1))):
+        ids = prompt_of("text M text", [kind])
+        features = [limited.extract(load_media(kind, uri, folder=Path(), where="test"))]
+        expanded = limited.expand(ids, features)
+        answer = await generate(client, ids, [(kind, uri)])
+        assert answer["meta_info"]["prompt_tokens"] == len(expanded)
+        suppressed = client.app.state.service.options.suppressed_ids
+        expected = hf_log_probs(hf_model(omni_folder), expanded, features, answer["output_ids"], 0.6, suppressed)
+        assert np.abs(scores(answer) - expected).max() < 1e-4
+    ids = prompt_of("text M text", ["image"])
+    without = await generate(usual, ids, [("image", png(1, 96, 96))])
+    assert without["meta_info"]["prompt_tokens"] == len(ids) - 1 + (96 // 16) ** 2  # a token is 2 x 2 patches of 8
+
+
+def test_media_options_that_are_no_object_of_known_limits_are_refused():
+    with pytest.raises(ConfigError, match="is not JSON"):
+        MediaOptions.from_json("{", flag="--media-options")
+    with pytest.raises(ConfigError, match=r"--media-options .* keys of image_min_tokens, "):
+        MediaOptions.from_json('{"image_size": 3}', flag="--media-options")
 
 
 async def test_the_medium_matters(engine, omni_folder):

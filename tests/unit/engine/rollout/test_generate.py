@@ -79,6 +79,7 @@ async def test_media_go_unexpanded_with_data_uris_and_train_expanded(engine):
         group_index=1,
         index=0,
     )
+    engine.expanded_by = 3
     recorder = SampleRecorder(seed=1, stream="sample", sample=sample)
     with recording(recorder):
         sample = await generate(ARGS, sample, PARAMS)
@@ -89,6 +90,32 @@ async def test_media_go_unexpanded_with_data_uris_and_train_expanded(engine):
     assert len(sample.tokens) == 6 + sample.response_length
     assert recorder.settle(sample) is False  # the answer is found behind the expanded prompt
     assert sample.weight_versions == [0] * 5
+
+
+async def test_an_engine_that_expands_media_to_another_prompt_ends_the_run(engine):
+    engine.expanded_by = 2  # one placeholder too few
+    sample = Sample(rollout_tokens=[2, 9, 3], tokens=[2, 9, 9, 9, 9, 3], group_index=4, index=1)
+    with pytest.raises(
+        InfrastructureError, match=r"sample 4\.1: the engine's prompt has 5 tokens, the trainer's 6.*--image"
+    ):
+        await generate(ARGS, sample, PARAMS)
+
+
+async def test_a_continued_response_counts_as_prompt(engine):
+    sample = Sample(rollout_tokens=[2, 9], tokens=[2, 9, 9, 9, 40], response_length=1, response="40")
+    engine.expanded_by = 1
+    with pytest.raises(InfrastructureError, match="prompt has 4 tokens, the trainer's 5"):
+        await generate(ARGS, sample, PARAMS)
+
+
+async def test_an_engine_that_reports_no_prompt_length_is_believed(engine):
+    def edit(payload, answer):
+        del answer["meta_info"]["prompt_tokens"]
+        return answer
+
+    engine.edit = edit
+    sample = await generate(ARGS, Sample(rollout_tokens=[2, 9], tokens=[2, 9, 9]), PARAMS)
+    assert sample.response_length == 5
 
 
 async def test_missing_log_probs_are_an_error_that_says_how_many(engine):
