@@ -120,7 +120,7 @@ class EngineFleet:
             self._asleep = False
 
     async def status(self) -> dict[str, object]:
-        """{name: url, version, health} of every engine, asked now."""
+        """{name: url, version, health, exactness} of every engine, asked now."""
         infos = await asyncio.gather(*(e.info() for e in self._engines.values()), return_exceptions=True)
         out: dict[str, object] = {}
         for (name, client), info in zip(self._engines.items(), infos, strict=True):
@@ -130,6 +130,8 @@ class EngineFleet:
                 "status": "unhealthy" if lost else "active",
                 "is_healthy": not lost,
                 "weight_version": None if lost else info.weight_version,  # type: ignore[union-attr]
+                "exact": not lost and info.exact,  # type: ignore[union-attr]
+                "exact_reason": f"no answer: {info}" if lost else info.exact_reason,  # type: ignore[union-attr]
             }
         return out
 

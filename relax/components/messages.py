@@ -168,6 +168,10 @@ class RolloutHandle(Protocol):
 
     async def drop(self, partition: str) -> None: ...
 
+    async def engines(self) -> dict[str, Any]:
+        """{engine: url, version, health, exactness}, asked now."""
+        ...
+
     async def set_step(self, step: int) -> None: ...
 
 

@@ -18,7 +18,7 @@ from relax.config.run import RunConfig
 from relax.core.build import algorithm_options, tables
 from relax.core.checkpoint import RunState, first_rollout, latest_checkpoint
 from relax.core.prompt_order import PromptOrder
-from relax.core.run_folder import RunFolder, choose_folder, new_run_id, write_description
+from relax.core.run_folder import RunFolder, add_facts, choose_folder, exactness, new_run_id, write_description
 from relax.core.step_metrics import StepMetrics
 from relax.core.training_loop import LoopSettings, TrainingLoop
 from relax.distributed.checkpoint_service.base import WeightManifest
@@ -151,9 +151,16 @@ class Run:
         roles = await self.deployment.start()
         if roles.facts.get("http"):
             print(f"http: {roles.facts['http']}", flush=True)
+        await self._tell_exactness(roles)
         self.loop = await make_loop(self.config, self.folder, roles, self.journal, self.clock, self.run_id)
         self.loop.on_versions = self.deployment.published
         await _first_end(self.deployment.watch(), _flush(self.journal, self.clock), self.loop.run())
+
+    async def _tell_exactness(self, roles: Roles) -> None:
+        exact, reason = exactness(self.config, roles.facts["actor"], await roles.rollout.engines())
+        add_facts(self.folder, exact=exact, exact_reason=reason)
+        logger.info("exactness exact=%s reason=%s", exact, reason)
+        print(f"exact: {str(exact).lower()} ({reason})", flush=True)
 
     async def end(self, reason: str, failed: BaseException | None) -> None:
         """Take everything down, then raise `failed`, or else the first error of the shutdown."""

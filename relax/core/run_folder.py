@@ -8,13 +8,17 @@ iter_XXXXXXX/  latest_checkpointed_iteration.txt  logs/{role}-{incarnation}.log
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+from relax.backends.base import RankInfo
 from relax.config.run import RunConfig
 from relax.utils.errors import ConfigError
 from relax.utils.jsonl import dumps
@@ -79,3 +83,22 @@ def write_description(folder: RunFolder, config: RunConfig, run_id: str, **facts
         **facts,
     }
     (folder.root / "manifest.json").write_text(json.dumps(manifest, indent=1, default=str) + "\n")
+
+
+def add_facts(folder: RunFolder, **facts: object) -> None:
+    """Put what is known only once the roles are up into `manifest.json`."""
+    path = folder.root / "manifest.json"
+    manifest = {**json.loads(path.read_text()), **facts}
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(manifest, indent=1, default=str) + "\n")
+    os.replace(partial, path)
+
+
+def exactness(config: RunConfig, trainer: RankInfo, engines: Mapping[str, Mapping[str, Any]]) -> tuple[bool, str]:
+    """Whether engine and trainer log-probs are bit-equal in this run, and why (not). True only when every side is."""
+    problems = [] if trainer.exact else [f"trainer: {trainer.exact_reason}"]
+    problems += [f"{name}: {engine['exact_reason']}" for name, engine in engines.items() if not engine["exact"]]
+    if config.rollout.rollout_dtype != config.train.train_dtype:
+        dtypes = f"{config.rollout.rollout_dtype} and the trainer in {config.train.train_dtype}"
+        problems.append(f"engines compute in {dtypes}")
+    return not problems, "; ".join(problems) or trainer.exact_reason

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,14 @@ def test_colocate_takes_turns_and_trains_what_the_current_weights_sampled(run):
     assert [e["version"] for e in done.events("installed")] == [1, 2, 3]
     for rollout_id in range(3):
         assert {s["first_version"] for s in done.samples(rollout_id)} == {rollout_id}
+
+
+def test_a_run_says_whether_it_is_exact_in_its_manifest_and_once_on_the_console(run):
+    done = run("--colocate", num_rollout=1)
+    manifest = json.loads((done.folder / "manifest.json").read_text())
+    assert manifest["exact"] is True
+    assert done.out.count(f"exact: true ({manifest['exact_reason']})") == done.out.count("exact: ") == 1
+    assert "exactness exact=True" in done.log()
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])

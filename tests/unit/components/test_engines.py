@@ -65,6 +65,18 @@ def test_an_engine_that_misses_a_version_is_not_asked_until_it_has_one():
     run_virtual(main())
 
 
+def test_status_tells_the_exactness_of_each_engine_and_of_a_lost_one_that_it_is_none():
+    async def main():
+        lost = EchoBehaviour(fault=lambda verb, count: ConnectionError("gone") if verb == "info" else None)
+        fleet, engines, _, _ = fleet_of(EchoBehaviour(), lost)
+        status = await fleet.status()
+        info = await engines[0].info()
+        assert (status["engine-0"]["exact"], status["engine-0"]["exact_reason"]) == (info.exact, info.exact_reason)
+        assert (status["engine-1"]["exact"], status["engine-1"]["exact_reason"]) == (False, "no answer: gone")
+
+    run_virtual(main())
+
+
 def test_an_install_that_hangs_ends_at_its_limit_and_the_engine_goes_on():
     async def main():
         hanging = EchoBehaviour(call_s=lambda verb, count: 1e6 if verb == "weights_end" else 0.0)

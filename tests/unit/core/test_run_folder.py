@@ -10,7 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from relax.core.run_folder import PACKAGES, RunFolder, choose_folder, new_run_id, write_description
+from relax.backends.base import RankInfo
+from relax.config.run import default_config
+from relax.core.run_folder import (
+    PACKAGES,
+    RunFolder,
+    add_facts,
+    choose_folder,
+    exactness,
+    new_run_id,
+    write_description,
+)
 
 
 def config(save: str | None = None, name: str | None = None):
@@ -50,6 +60,33 @@ def test_config_says_where_each_value_comes_from(tmp_path: Path):
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert (manifest["run_id"], manifest["exact"]) == ("abc", True)
     assert set(manifest["versions"]) == set(PACKAGES)
+
+
+def test_facts_of_a_started_run_join_the_manifest(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    write_description(folder, config(), "abc")
+    add_facts(folder, exact=False, exact_reason="engine-1: another kernel")
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert (manifest["run_id"], manifest["exact"]) == ("abc", False)
+    assert manifest["exact_reason"] == "engine-1: another kernel"
+
+
+def rank(exact: bool, reason: str) -> RankInfo:
+    return RankInfo(0, 1, 0, 1, "cpu", exact, reason, 10)
+
+
+def test_a_run_is_exact_only_when_the_trainer_and_every_engine_are():
+    good, bad = {"exact": True, "exact_reason": "agree"}, {"exact": False, "exact_reason": "sdpa"}
+    run = default_config()
+    assert exactness(run, rank(True, "agree"), {"engine-0": good, "engine-1": good}) == (True, "agree")
+    assert exactness(run, rank(True, "agree"), {"engine-0": good, "engine-1": bad}) == (False, "engine-1: sdpa")
+    assert exactness(run, rank(False, "differ"), {"engine-0": bad}) == (False, "trainer: differ; engine-0: sdpa")
+
+
+def test_engines_of_another_dtype_are_not_exact_though_each_side_is():
+    mixed = default_config(rollout_dtype="bf16", train_dtype="fp32")
+    engine = {"engine-0": {"exact": True, "exact_reason": "agree"}}
+    assert exactness(mixed, rank(True, "agree"), engine) == (False, "engines compute in bf16 and the trainer in fp32")
 
 
 def test_run_ids_differ():
