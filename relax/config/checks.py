@@ -311,6 +311,16 @@ def weight_transport(config: RunConfig) -> Iterator[str]:
         )
 
 
+def prompts(config: RunConfig) -> Iterator[str]:
+    """Without a template a prompt is one plain text, unless a function makes message lists of it."""
+    data = config.data
+    if data.system_prompt and not data.apply_chat_template and data.custom_prompt_path is None:
+        yield (
+            "--system-prompt needs --apply-chat-template: a plain text has no place for a system message; add the "
+            "flag, or write the text into the prompts"
+        )
+
+
 # The limits that `MediaOptions` takes.
 MEDIA_LIMITS = (
     "image_min_tokens",
@@ -338,6 +348,7 @@ def media_limits(config: RunConfig) -> Iterator[str]:
 
 
 RULES: tuple[Rule, ...] = (
+    prompts,
     media_limits,
     weight_transport,
     batch_sizes,

@@ -244,6 +244,11 @@ class PromptBuilder:
     def _messages(self, prompt: Any, slots: _Slots, where: str) -> list[dict[str, Any]] | None:
         if isinstance(prompt, str):
             if not self._apply:
+                if self._system_prompt:
+                    raise DataError(
+                        "a plain text has no place for --system-prompt; add --apply-chat-template",
+                        where=where,
+                    )
                 slots.take_all()  # a ready-made prompt; its pad ids are counted after tokenising
                 return None
             prompt = [{"role": "user", "content": prompt}]

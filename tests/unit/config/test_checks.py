@@ -141,6 +141,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "a remote reward without an address": ({"rm_type": "remote_rm"}, "--rm-type remote_rm needs --rm-url"),
     "group rewards without a function": ({"group_rm": True}, "add --custom-rm-path"),
     "sglang that is not there": ({"rollout_backend": "sglang"}, "--rollout-backend sglang: SGLang cannot be imported"),
+    "a system prompt without a template": (
+        {"system_prompt": "Be brief."},
+        "--system-prompt needs --apply-chat-template",
+    ),
     "media limits that SGLang does not take": (
         {"rollout_backend": "sglang", "sglang_python": "python", "image_max_tokens": 9, "video_fps": 1.0},
         "--image-max-tokens 9, --video-fps 1.0: SGLang sizes media by the saved processor",
@@ -190,6 +194,8 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "tis with its role": ASYNC
     | {"use_tis": True, "resource": {"actor": [1, 1], "rollout": [1, 1], "actor_fwd": [1, 1], "advantages": [1, 0]}},
     "the usual media limits with SGLang": {"rollout_backend": "sglang", "sglang_python": "python", "video_fps": 2.0},
+    "a system prompt with a template": {"system_prompt": "Be brief.", "apply_chat_template": True},
+    "a system prompt for messages that a function makes": {"system_prompt": "Be brief.", "custom_prompt_path": "a.b"},
     "media limits of the native engine": {"image_max_tokens": 9},
     "a sample longer than a micro-batch": {  # E4: it makes a micro-batch of its own
         "use_dynamic_batch_size": True,

@@ -107,6 +107,11 @@ def test_the_system_prompt_goes_in_front():
     assert prepared.prompt_text.startswith("<|im_start|>system\nAnswer only.<|im_end|>\n<|im_start|>user\nHi")
 
 
+def test_a_plain_text_has_no_place_for_a_system_prompt():
+    with pytest.raises(DataError, match=r"jsonl:7: .*no place for --system-prompt; add --apply-chat-template"):
+        text_builder(system_prompt="Answer only.", apply_chat_template=False).build(row(input="Hi"))
+
+
 def test_template_options_of_the_row_win_over_those_of_the_run():
     builder = text_builder(
         chat_template="{{ mood }}/{{ tone }}/{{ messages[0].content }}",
