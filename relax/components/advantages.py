@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -38,6 +38,8 @@ class Advantages(Role):
         partition = partition_of(rollout_id)
         tables = await self._bus.get(partition, ("rollout",), groups, deadline_s=self._deadline_s)
         rows = [tables["rollout"][uid].columns for uid in sorted(groups)]
+        if self._options.invalid_reward == "fail":
+            _check_rewards(sorted(groups), rows)
         if not any(np.isfinite(row["reward"]).any() for row in rows):
             raise UserCodeError(
                 f"no sample of rollout {rollout_id} has a reward: each one failed or was not a finite number; what it "
@@ -87,6 +89,18 @@ class Advantages(Role):
             "rollout/zero_std_groups_fraction": (float(sum(flat)), float(len(rows))),
         }
         return columns, tuple(divisors), metrics
+
+
+def _check_rewards(groups: Sequence[int], rows: Sequence[Mapping[str, np.ndarray]]) -> None:
+    """Raise for the first reward that is not a finite number, naming its group and its place in the group."""
+    for group, row in zip(groups, rows, strict=True):
+        for place in np.flatnonzero(~np.isfinite(row["reward"])):
+            raise UserCodeError(
+                f"the reward is {row['reward'][place]}, not a finite number, and --invalid-reward-policy is fail; "
+                "what the reward function raised is in the log of the rollout role",
+                path="reward",
+                sample=f"{group}.{place}",
+            )
 
 
 def _split(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:

@@ -12,6 +12,7 @@ from relax.algorithms.options import AlgorithmOptions
 from relax.components.advantages import Advantages
 from relax.distributed.bus.base import Block
 from relax.distributed.bus.local import LocalBus
+from relax.utils.errors import UserCodeError
 
 PRODUCERS = {"rollout": "rollout", "advantages": "advantages"}
 
@@ -76,6 +77,15 @@ async def test_removed_and_unscored_samples_weigh_nothing_and_do_not_count():
     assert columns[1]["advantages"][3] == 0.0
     assert columns[2]["loss_weight"].tolist() == [1.0, 1.0, 0.0, 0.0]
     assert report.divisors == (4.0,)
+
+
+@pytest.mark.parametrize("rewards", [[0.5, math.nan], [math.inf, math.nan]])
+async def test_an_invalid_reward_under_the_policy_fail_is_the_users_error_and_names_the_sample(rewards):
+    with pytest.raises(
+        UserCodeError, match=rf"\(sample 7\.{int(rewards[0] < 1)}\).*--invalid-reward-policy is fail"
+    ) as error:
+        await computed([row(3, [1, 0], [1, 1]), row(7, rewards, [1, 1])], invalid_reward="fail")
+    assert error.value.exit_code == 3
 
 
 async def test_observations_have_no_weight_and_are_not_counted():
