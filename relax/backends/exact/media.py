@@ -80,7 +80,8 @@ def audio_tokens(frames: int, half_chunk: int) -> int:
 def _tensor(item: MediaFeatures, name: str) -> Tensor:
     if name not in item.tensors:
         raise DataError(f"{item.kind} {item.sha256[:12]}: features hold {sorted(item.tensors)}, {name} is missing")
-    return torch.from_numpy(np.ascontiguousarray(item.tensors[name]))
+    # Blocks of the bus are read-only, which torch's tensors cannot be: only those are copied.
+    return torch.from_numpy(np.require(item.tensors[name], requirements=("C", "W")))
 
 
 def patch_width(tower: nn.Module) -> int:

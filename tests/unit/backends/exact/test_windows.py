@@ -2,12 +2,14 @@
 """Encoders: windows that share an attention call, items that share an encoder call, layouts seen before."""
 
 import copy
+import dataclasses
+import warnings
 
 import numpy as np
 import pytest
 import torch
 
-from relax.backends.exact.media import encode_audio, encode_visual
+from relax.backends.exact.media import _tensor, encode_audio, encode_visual
 from relax.backends.exact.model import load_model
 from relax.backends.exact.probe import probe
 from relax.backends.exact.windows import NAME, window_attention
@@ -52,6 +54,19 @@ def test_towers_use_it_and_a_tower_with_another_choice_keeps_that(omni):
     for a, b in zip(ours, shipped, strict=True):
         assert torch.equal(a.embeds, b.embeds)
         assert all(torch.equal(x, y) for x, y in zip(a.deepstack, b.deepstack, strict=True))
+
+
+def test_read_only_features_give_the_same_bits_without_a_warning_and_writable_ones_are_not_copied(omni):
+    item = image(1)
+    frozen = dataclasses.replace(item, tensors={name: array.copy() for name, array in item.tensors.items()})
+    for array in frozen.tensors.values():
+        array.flags.writeable = False
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        theirs, ours = omni.encode_media([frozen]), omni.encode_media([item])
+    assert torch.equal(theirs[0].embeds, ours[0].embeds)
+    pixels = item.tensors["pixel_values"]
+    assert _tensor(item, "pixel_values").data_ptr() == pixels.ctypes.data
 
 
 GRIDS = [(1, 4, 4), (1, 2, 2), (1, 2, 4), (1, 28, 28), (2, 4, 4), (1, 6, 10), (1, 8, 4)]
