@@ -41,9 +41,51 @@ def model_problems(config: RunConfig) -> Iterator[str]:
     if data.multimodal_keys and not has_processor(folder):
         kinds = ", ".join(data.multimodal_keys)
         yield f"--multimodal-keys names {kinds}, and --hf-checkpoint {name} has no processor: it is a text-only model"
+    for kind in ("image", "video"):
+        if kind in (data.multimodal_keys or ()):
+            yield from _media_limits(config, folder, kind)
     yield from _class_problem(name, folder)
     if not any(path.suffix in WEIGHT_SUFFIXES for path in folder.iterdir()):
         yield f"--hf-checkpoint {name} holds no weights (*.safetensors): was the download cut short?"
+
+
+def _media_limits(config: RunConfig, folder: Path, kind: str) -> Iterator[str]:
+    """A limit in tokens that contradicts the one that the folder's processor was saved with."""
+    from relax.data.media.processing import limited_size
+
+    least, most = config.value(f"{kind}_min_tokens"), config.value(f"{kind}_max_tokens")
+    if least is None and most is None:
+        return
+    try:
+        saved = saved_processor(folder, kind)
+    except (ValueError, AttributeError) as error:
+        yield f"--hf-checkpoint {folder}: the files of its processor are not JSON objects ({error})"
+        return
+    size = saved.get("size")
+    if not isinstance(size, Mapping) or not {"shortest_edge", "longest_edge"} <= set(size):
+        return  # other kinds of processors say so themselves, when they load
+    if not {"patch_size", "merge_size"} <= set(saved) or str(saved.get("video_processor_type")).startswith("Qwen3VL"):
+        return  # the latter bound all frames of a video together, whose number is not known here
+    try:
+        limited_size(kind, size, (saved["patch_size"] * saved["merge_size"]) ** 2, least, most)
+    except ConfigError as error:
+        yield str(error)
+
+
+def saved_processor(folder: Path, kind: str) -> Mapping[str, Any]:
+    """The settings of the folder's image or video processor; empty where no file states them."""
+    nested, flat = (
+        f"{kind}_processor",
+        {"image": "preprocessor_config.json", "video": "video_preprocessor_config.json"},
+    )
+    for name, key in (("processor_config.json", nested), (flat[kind], None)):
+        path = folder / name
+        if path.is_file():
+            found = json.loads(path.read_text("utf-8"))
+            found = found.get(key) if key else found
+            if found:
+                return found
+    return {}
 
 
 def _class_problem(name: str, folder: Path) -> Iterator[str]:

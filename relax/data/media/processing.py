@@ -21,7 +21,7 @@ import dataclasses
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -277,11 +277,7 @@ class MediaProcessor:
                 f"{saved}, not a range of pixels; leave them out"
             )
         pixels = (sub.patch_size * sub.merge_size) ** 2 * frames
-        low = saved["shortest_edge"] if min_tokens is None else min_tokens * pixels
-        high = saved["longest_edge"] if max_tokens is None else max_tokens * pixels
-        if low > high:
-            raise ConfigError(f"--{kind}-min-tokens {min_tokens} is above --{kind}-max-tokens {max_tokens}")
-        return {"shortest_edge": low, "longest_edge": high}
+        return limited_size(kind, saved, pixels, min_tokens, max_tokens)
 
     # ----------------------------------------------------------------- token ids
 
@@ -315,6 +311,28 @@ class MediaProcessor:
         ids = {_single_id(self._tokenizer, name) for name in (*names, *_KNOWN_TOKENS)}
         special = {self._tokenizer.eos_token_id, self._tokenizer.pad_token_id, self._tokenizer.bos_token_id}
         return tuple(sorted(token_id for token_id in ids - special if token_id is not None))
+
+
+def limited_size(
+    kind: str, saved: Mapping[str, int], pixels: int, min_tokens: int | None, max_tokens: int | None
+) -> dict[str, int]:
+    """The range of pixels for limits in tokens of `pixels` pixels each; a limit that is not given is the saved one."""
+    low = saved["shortest_edge"] if min_tokens is None else min_tokens * pixels
+    high = saved["longest_edge"] if max_tokens is None else max_tokens * pixels
+    if low <= high:
+        return {"shortest_edge": low, "longest_edge": high}
+    least, most = f"--{kind}-min-tokens {min_tokens}", f"--{kind}-max-tokens {max_tokens}"
+    if max_tokens is None:
+        raise ConfigError(
+            f"{least} is above the most that the saved processor of --hf-checkpoint allows, {high // pixels}: lower "
+            f"it, or give --{kind}-max-tokens too"
+        )
+    if min_tokens is None:
+        raise ConfigError(
+            f"{most} is below the least that the saved processor of --hf-checkpoint allows, {-(-low // pixels)}: "
+            f"raise it, or give --{kind}-min-tokens too"
+        )
+    raise ConfigError(f"{least} is above {most}")
 
 
 def len_expansion(item: MediaFeatures) -> int:

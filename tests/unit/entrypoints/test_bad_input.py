@@ -120,6 +120,24 @@ def no_processor(work: Path) -> None:
     (work / "model" / "processor_config.json").unlink()
 
 
+def a_processor_of_small_images(work: Path) -> None:
+    write_rows(work, with_images("text"))
+    saved = {"patch_size": 8, "merge_size": 2, "size": {"shortest_edge": 1024, "longest_edge": 16384}}
+    (work / "model" / "processor_config.json").write_text(json.dumps({"image_processor": saved}))
+
+
+def a_processor_in_the_older_files(work: Path) -> None:
+    write_rows(work, with_images("text"))
+    saved = {"patch_size": 14, "merge_size": 2, "size": {"shortest_edge": 3136, "longest_edge": 12845056}}
+    (work / "model" / "processor_config.json").unlink()
+    (work / "model" / "preprocessor_config.json").write_text(json.dumps(saved))
+
+
+def a_torn_processor(work: Path) -> None:
+    write_rows(work, with_images("text"))
+    (work / "model" / "processor_config.json").write_text("{")
+
+
 def an_unknown_class(work: Path) -> None:
     (work / "model" / "config.json").write_text(json.dumps(MODEL | {"architectures": ["Qwen9ForCausalLM"]}))
 
@@ -222,6 +240,21 @@ WRONG: dict[str, tuple[Callable[[Path], None] | None, list[str], tuple[str, ...]
     "a model without a tokenizer": (no_tokenizer, argv(), ("--hf-checkpoint model has no tokenizer", "copy")),
     "a model without a template": (no_template, argv(), ("--apply-chat-template", "chat_template.jinja")),
     "a text model for images": (no_processor, argv(*IMAGES), ("--multimodal-keys names image", "no processor")),
+    "more tokens than the saved processor allows": (
+        a_processor_of_small_images,
+        argv(*IMAGES, image_min_tokens="65"),
+        ("--image-min-tokens 65 is above the most", "allows, 64", "--image-max-tokens too"),
+    ),
+    "fewer tokens than the saved processor allows": (
+        a_processor_in_the_older_files,
+        argv(*IMAGES, image_max_tokens="3"),
+        ("--image-max-tokens 3 is below the least", "allows, 4", "--image-min-tokens too"),
+    ),
+    "a processor that is no JSON": (
+        a_torn_processor,
+        argv(*IMAGES, image_max_tokens="3"),
+        ("--hf-checkpoint model: the files of its processor are not JSON objects",),
+    ),
     "a model of an unknown class": (
         an_unknown_class,
         argv(),
@@ -356,6 +389,13 @@ def test_a_resume_that_fits_is_accepted(work: Path) -> None:
 def test_a_load_without_a_checkpoint_is_noted(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv("--dry-run", load="rnu")) == 0
     assert "--load rnu holds no checkpoint: training starts at model" in json.loads(capsys.readouterr().out)["notes"]
+
+
+def test_limits_that_the_saved_processor_allows_are_accepted_beside_other_media(work: Path) -> None:
+    a_processor_of_small_images(work)
+    write_rows(work, {**with_images("text"), "audio": []})
+    keys = ("--multimodal-keys", '{"image": "images", "audio": "audio"}')
+    assert main(argv(*keys, "--dry-run", image_min_tokens="5", image_max_tokens="64")) == 0
 
 
 def test_a_finished_run_is_noted(work: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -263,6 +263,24 @@ def test_token_limits_bound_images_and_videos():
         MediaProcessor(tiny_omni_processor(), MediaOptions(image_min_tokens=9, image_max_tokens=4)).extract(image())
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [  # 32 x 32 to 128 x 128 pixels are saved, and a token is 16 x 16
+        (
+            MediaOptions(image_min_tokens=65),
+            "--image-min-tokens 65 is above the most that the saved .* allows, 64: lower",
+        ),
+        (
+            MediaOptions(image_max_tokens=3),
+            "--image-max-tokens 3 is below the least that the saved .* allows, 4: raise",
+        ),
+    ],
+)
+def test_a_limit_that_contradicts_the_saved_one_is_compared_with_it_by_name(options, words):
+    with pytest.raises(ConfigError, match=words):
+        MediaProcessor(tiny_omni_processor(), options).extract(image())
+
+
 @pytest.mark.parametrize("make", [tiny_omni_processor, tiny_vl_processor])
 def test_video_token_limits_are_per_frame_in_every_family(make):
     limited = MediaProcessor(make(), MediaOptions(video_min_tokens=4, video_max_tokens=9, video_fps=1.0))
