@@ -68,6 +68,9 @@ def _paths(config: RunConfig) -> Iterator[str]:
     python = config.rollout.sglang_python
     if python is not None and not Path(python).expanduser().is_file():
         yield missing_path(python, "sglang_python", "a Python interpreter")
+    template = config.data.chat_template
+    if template is not None and not Path(template).expanduser().is_file():
+        yield missing_path(template, "chat_template", "a file of a Jinja chat template")
 
 
 def _output_folders(config: RunConfig) -> Iterator[str]:

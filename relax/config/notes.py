@@ -25,6 +25,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "prefetch_max_cached": ("use_streaming_dataset",),
     "prefetch_num_workers": ("use_streaming_dataset",),
     "apply_chat_template_kwargs": ("apply_chat_template",),
+    "chat_template": ("apply_chat_template",),
     "wandb_project": ("use_wandb",),
     "wandb_dir": ("use_wandb",),
     "tb_experiment_name": ("use_tensorboard", "use_wandb"),

@@ -83,7 +83,7 @@ _LATER = {
         log-reward-category log-correct-samples log-multi-turn
     """,
     "media rules beyond token limits": """
-        normalize-bbox use-audio-in-video encode-max-workers chat-template deepeyes-qwen-vl-patch
+        normalize-bbox use-audio-in-video encode-max-workers deepeyes-qwen-vl-patch
     """,
     "the metrics service and alerts": """
         use-metrics-service notify-urls use-clearml timeline-dump-dir

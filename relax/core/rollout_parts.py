@@ -25,7 +25,7 @@ from relax.engine.rewards.post_process import load_post_process
 from relax.engine.rollout.evaluate import eval_task, evaluate
 from relax.engine.rollout.prompts import prompt_sample
 from relax.schedule.clock import Clock
-from relax.utils.errors import DataError
+from relax.utils.errors import ConfigError, DataError
 from relax.utils.imports import load_callable
 from relax.utils.types import Sample
 
@@ -70,6 +70,15 @@ def custom_prompt(config: RunConfig) -> Callable[[Any, Any], Any] | None:
     return load_callable(path, flag=CUSTOM_PROMPT_FLAG, positional=("prompt", "row")) if path else None
 
 
+def chat_template(config: RunConfig) -> str | None:
+    """The text of --chat-template."""
+    path = config.data.chat_template
+    try:
+        return Path(path).expanduser().read_text("utf-8") if path else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {path} cannot be read: {error}") from error
+
+
 def overlong(config: RunConfig) -> Overlong:
     """What the builder does above the limit: leaving out is up to whoever asks for the prompt."""
     policy = config.rollout.overlong_prompt
@@ -102,6 +111,7 @@ class Preparer:
             multimodal_keys=data.multimodal_keys,
             system_prompt=data.system_prompt,
             apply_chat_template=data.apply_chat_template,
+            chat_template=chat_template(self._config),
             chat_template_kwargs=data.apply_chat_template_kwargs,
             custom_prompt=custom_prompt(self._config),
             overlong=overlong(self._config),

@@ -32,11 +32,11 @@ def model_problems(config: RunConfig) -> Iterator[str]:
     if not has_tokenizer(folder):
         yield f"--hf-checkpoint {name} has no tokenizer: copy the tokenizer files of the base model into it"
     elif data.apply_chat_template and not (
-        "chat_template" in data.apply_chat_template_kwargs or has_chat_template(folder)
+        data.chat_template or "chat_template" in data.apply_chat_template_kwargs or has_chat_template(folder)
     ):
         yield (
-            f"--apply-chat-template: --hf-checkpoint {name} has no chat template: put a chat_template.jinja into it, "
-            "or leave the flag out for prompts that are plain text"
+            f"--apply-chat-template: --hf-checkpoint {name} has no chat template: name one by --chat-template FILE, "
+            "put a chat_template.jinja into the folder, or leave the flag out for prompts that are plain text"
         )
     if data.multimodal_keys and not has_processor(folder):
         kinds = ", ".join(data.multimodal_keys)

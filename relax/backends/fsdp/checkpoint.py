@@ -56,7 +56,9 @@ def load_checkpoint(folder: Path, shards: list[Shard], adam: ShardedAdamW | None
     meta = read_meta(folder)
     _check_shapes(folder, meta["shapes"], shards)
     if adam is not None and not meta["optimizer"]:
-        raise ConfigError(f"--load {folder}: the checkpoint holds no optimizer state; add --no-load-optim")
+        raise ConfigError(
+            f"--load {folder}: the checkpoint holds no optimizer state; start a new run at an export by --ref-load"
+        )
     state: dict[str, Tensor] = _weights(shards)
     if adam is not None:
         _prepare_optimizer(folder, shards, adam)

@@ -52,6 +52,7 @@ class DataConfig(Section):
     )
     apply_chat_template: bool = flag(False, help="Render message lists with the model's chat template.")
     apply_chat_template_kwargs: FrozenDict = flag(FrozenDict(), help="Arguments of the chat template as JSON.")
+    chat_template: str | None = flag(None, help="File of a Jinja chat template, in place of the model folder's.")
     system_prompt: str | None = flag(None, help="Text of a system message put before the prompt.")
     custom_prompt_path: str | None = flag(
         None,

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import relax
@@ -41,3 +43,30 @@ def test_a_flag_that_nothing_reads_is_refused() -> None:
 def test_a_flag_that_works_is_not_refused() -> None:
     works = PENDING & read_by_the_product()
     assert [option_name(name) for name in sorted(works)] == [], "remove them from PENDING in relax/config/support.py"
+
+
+def texts_of_errors(tree: ast.AST) -> Iterator[str]:
+    """Every text inside a `raise`; `...` stands where an f-string puts a value."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise):
+            inside = list(ast.walk(node))
+            pieces = {id(part) for text in inside if isinstance(text, ast.JoinedStr) for part in text.values}
+            for part in inside:
+                if isinstance(part, ast.JoinedStr):
+                    yield "".join(str(v.value) if isinstance(v, ast.Constant) else "..." for v in part.values)
+                elif isinstance(part, ast.Constant) and isinstance(part.value, str) and id(part) not in pieces:
+                    yield part.value
+
+
+def test_errors_name_flags_that_exist() -> None:
+    package = Path(relax.__path__[0])
+    known = {option_name(name) for name in SECTION_OF} | {option_name(f"no_{name}") for name in SECTION_OF}
+    known |= {"--help", "--dry-run", "--head", "--resources"}  # the last two are of `ray start`
+    unknown = {}
+    for file in package.rglob("*.py"):
+        if "native" in file.parts or "sglang" in file.parts:  # they name flags of the engine's own command
+            continue
+        for text in texts_of_errors(ast.parse(file.read_text())):
+            found = re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*(?![\w-]|\.\.\.|\*)", text)
+            unknown |= {name: str(file.relative_to(package)) for name in found if name not in known}
+    assert unknown == {}

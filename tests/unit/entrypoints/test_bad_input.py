@@ -239,6 +239,11 @@ WRONG: dict[str, tuple[Callable[[Path], None] | None, list[str], tuple[str, ...]
     "a medium that cannot be read": (a_broken_image, argv(*IMAGES), ("prompts.jsonl:1", "broken.png")),
     "a model without a tokenizer": (no_tokenizer, argv(), ("--hf-checkpoint model has no tokenizer", "copy")),
     "a model without a template": (no_template, argv(), ("--apply-chat-template", "chat_template.jinja")),
+    "a template file that is not there": (
+        None,
+        argv(chat_template="mine.jinja"),
+        ("--chat-template mine.jinja is not a file of a Jinja chat template",),
+    ),
     "a text model for images": (no_processor, argv(*IMAGES), ("--multimodal-keys names image", "no processor")),
     "more tokens than the saved processor allows": (
         a_processor_of_small_images,
