@@ -117,6 +117,7 @@ class Rollout(Role):
         self._overlong_in_a_row = 0  # prompts left out since the last one that fitted
         self._released: dict[str, tuple[int, ...]] = {}  # partition -> groups, for the details
         self._preparing: dict[int, asyncio.Task[None]] = {}
+        self._reading: set[asyncio.Task[None]] = set()
         self._inside: set[int] = set()  # admitted and not yet reported as ended
         self._ready: dict[int, ReadyGroup] = {}
         self._ended = _Ended()
@@ -149,8 +150,21 @@ class Rollout(Role):
         for order in orders:
             if order.group in self._inside:
                 raise InternalError(f"group {order.group} is admitted twice")
+        reading = asyncio.create_task(
+            self._read_ahead([order.row for order in orders])
+        )  # before the first row is asked
+        self._reading.add(reading)
+        reading.add_done_callback(self._reading.discard)
+        for order in orders:
             self._inside.add(order.group)
             self._preparing[order.group] = asyncio.create_task(self._start_group(order))
+
+    async def _read_ahead(self, rows: list[int]) -> None:
+        """Let a streaming data set read the rows in its own threads, while they are prepared one after the other."""
+        try:
+            await self._blocking(self._dataset.prefetch, rows)
+        except Exception as error:  # told by `report`
+            await self._fail(error)
 
     async def _start_group(self, order: GroupOrder) -> None:
         try:
@@ -356,7 +370,7 @@ class Rollout(Role):
         }
 
     async def stop(self) -> None:
-        for task in [*self._loops, *self._preparing.values()]:
+        for task in [*self._loops, *self._preparing.values(), *self._reading]:
             task.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
         self._loops = []

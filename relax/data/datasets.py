@@ -6,12 +6,14 @@ Both give the same rows in the same order with the same digest, so a run may swi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +21,8 @@ from typing import Any, Protocol
 from relax.data.paths import parse_source, segments, source_files
 from relax.data.readers import RowReader, open_reader
 from relax.utils.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,7 @@ class StreamingDataset:
         self._lock = threading.Lock()
         self._buffer: OrderedDict[int, tuple[RawRow, int]] = OrderedDict()
         self._held = 0  # bytes in the buffer
-        self._pending: set[int] = set()
+        self._pending: dict[int, Future[None]] = {}  # rows that a thread reads, or will
         self._workers = (
             ThreadPoolExecutor(prefetch_workers, thread_name_prefix="relax-prefetch") if prefetch_workers > 0 else None
         )
@@ -160,6 +164,11 @@ class StreamingDataset:
         return len(self._rows)
 
     def row(self, index: int) -> RawRow:
+        with self._lock:
+            pending = self._pending.get(index)
+        if pending is not None:
+            with contextlib.suppress(CancelledError):  # by `close`
+                pending.result()  # a row is read once; its error, if any, comes from the read below
         with self._lock:
             if index in self._buffer:
                 self._buffer.move_to_end(index)
@@ -175,27 +184,23 @@ class StreamingDataset:
         with self._lock:
             room = self._prefetch_rows - len(self._pending)
             wanted = [index for index in indices if index not in self._buffer and index not in self._pending]
-            wanted = wanted[: max(0, room)]
-            self._pending.update(wanted)
-        if wanted:
-            self._workers.submit(self._fetch, wanted)
+            for index in list(dict.fromkeys(wanted))[: max(0, room)]:
+                self._pending[index] = self._workers.submit(self._fetch, index)
 
     def close(self) -> None:
         if self._workers is not None:
             self._workers.shutdown(wait=True, cancel_futures=True)
         self._rows.close()
 
-    def _fetch(self, indices: list[int]) -> None:
-        for index in indices:
-            try:
-                row, nbytes = self._rows.read(index)
-                self._keep(index, row, nbytes)
-            except Exception:
-                # Not lost: `row(index)` reads the same row again and raises the same error to its caller.
-                continue
-            finally:
-                with self._lock:
-                    self._pending.discard(index)
+    def _fetch(self, index: int) -> None:
+        try:
+            row, nbytes = self._rows.read(index)
+            self._keep(index, row, nbytes)
+        except Exception as error:  # `row(index)` reads the same row again and raises the same error to its caller
+            logger.debug("row could not be read ahead row=%d error=%s", index, error)
+        finally:
+            with self._lock:
+                del self._pending[index]
 
     def _keep(self, index: int, row: RawRow, nbytes: int) -> None:
         with self._lock:

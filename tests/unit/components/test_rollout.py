@@ -75,13 +75,18 @@ class Generator:
 class Rows:
     digest = "d"
 
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
     def __len__(self) -> int:
         return 9
 
     def row(self, index: int) -> RawRow:
+        self.calls.append(("row", index))
         return RawRow({"number": index}, f"rows:{index}", Path("."))
 
-    def prefetch(self, indices: Any) -> None: ...
+    def prefetch(self, indices: Any) -> None:
+        self.calls.append(("prefetch", tuple(indices), threading.current_thread() is threading.main_thread()))
 
     def close(self) -> None: ...
 
@@ -120,10 +125,11 @@ def make_role(
     executor: Executor | None = None,
     clock: Any = None,
     trace: TraceWriter | None = None,
+    dataset: Rows | None = None,
 ) -> Rollout:
     clock = clock or RealClock()
     return Rollout(
-        dataset=Rows(),
+        dataset=dataset or Rows(),
         prepare=prepare,
         generator=generator,  # type: ignore[arg-type]
         engines=EngineFleet({}, clock=clock),
@@ -138,6 +144,15 @@ def make_role(
 
 def orders(*groups: int) -> tuple[GroupOrder, ...]:
     return tuple(GroupOrder(group, 0, group) for group in groups)
+
+
+async def test_the_rows_of_admitted_groups_are_read_ahead_off_the_event_loop(tmp_path):
+    rows, generator = Rows(), Generator()
+    role = make_role(tmp_path, generator, executor=ThreadPoolExecutor(1), dataset=rows)
+    await role.admit(tuple(GroupOrder(group, 0, row) for group, row in ((10, 4), (11, 2))))
+    await until(lambda: len(generator.admitted) == 2)
+    assert rows.calls == [("prefetch", (4, 2), False), ("row", 4), ("row", 2)]
+    await role.stop()
 
 
 class HeldExecutor(Executor):

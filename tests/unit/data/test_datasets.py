@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -184,6 +185,23 @@ def test_prefetched_rows_are_the_same_rows_and_errors_wait_for_their_reader(tmp_
     assert [dataset.row(i).values["x"] for i in range(20)] == list(range(20))
     with pytest.raises(DataError, match=":21: a row must be"):
         dataset.row(20)
+
+
+def test_a_row_that_is_being_read_ahead_is_waited_for_and_read_once(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"x": i} for i in range(8)])
+    dataset = open_dataset(str(path), streaming=True, prefetch_workers=2)
+    reads, read, both = [], dataset._rows.read, threading.Barrier(2)
+
+    def slow(index):
+        reads.append(index)
+        both.wait(10)  # two threads are inside at the same time, which one thread cannot be
+        return read(index)
+
+    dataset._rows.read = slow
+    dataset.prefetch([5, 3, 5])
+    assert [dataset.row(i).values["x"] for i in (5, 3)] == [5, 3]
+    assert sorted(reads) == [3, 5]
+    dataset.close()
 
 
 def test_a_file_that_is_no_parquet_is_refused(tmp_path):
