@@ -85,8 +85,8 @@ def overlong(config: RunConfig) -> Overlong:
     return "error" if policy == "drop" else policy  # type: ignore[return-value]
 
 
-class Preparer:
-    """Rows to prompts, off the event loop."""
+class PromptBuilders:
+    """The builder of training prompts and one for each evaluation set, over one tokenizer. One in each process."""
 
     def __init__(self, config: RunConfig) -> None:
         data, path = config.data, config.checkpoint.hf_checkpoint
@@ -94,16 +94,29 @@ class Preparer:
         self._tokenizer = load_tokenizer(path)  # type: ignore[arg-type]
         processor = load_processor(path) if data.multimodal_keys else None  # type: ignore[arg-type]
         self._media = MediaProcessor(processor, media_options(config), tokenizer=self._tokenizer)
-        self._builder = self.builder(
+        self._train = self._builder(
             input_key=data.input_key,
             label_key=data.label_key,
             metadata_key=data.metadata_key,
             tool_key=data.tool_key,
             max_prompt_len=config.rollout.rollout_max_prompt_len,
         )
-        self._pool = ProcessorPool(data.mm_processor_pool_size)
+        self._eval = {
+            dataset.name: self._builder(
+                input_key=dataset.input_key,
+                label_key=dataset.label_key,
+                metadata_key=dataset.metadata_key,
+                tool_key=dataset.tool_key,
+                max_prompt_len=config.eval.eval_max_prompt_len,
+            )
+            for dataset in config.eval_datasets
+        }
 
-    def builder(self, **keys: Any) -> PromptBuilder:
+    def build(self, row: RawRow, dataset: str | None = None) -> PreparedPrompt:
+        """A row of the evaluation set `dataset`, or of the training data."""
+        return (self._train if dataset is None else self._eval[dataset]).build(row)
+
+    def _builder(self, **keys: Any) -> PromptBuilder:
         data = self._config.data
         return PromptBuilder(
             self._tokenizer,
@@ -118,23 +131,27 @@ class Preparer:
             **keys,
         )
 
+
+class Preparer:
+    """Rows to prompts, off the event loop."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        size = config.data.mm_processor_pool_size
+        if size > 0:
+            PromptBuilders(config)  # what cannot be built is told here, where a worker process would only die
+        self._pool = ProcessorPool(size, setup=functools.partial(PromptBuilders, config))
+
     async def prepare(self, row: RawRow) -> PreparedPrompt:
-        return await self._pool.run(self._builder.build, row)
+        return await self._pool.run(PromptBuilders.build, row)
 
     async def prepare_eval(self, dataset: EvalDataset) -> list[Sample]:
         """All rows of an evaluation set, prepared once; too long ones are left out unless that is an error."""
-        builder = self.builder(
-            input_key=dataset.input_key,
-            label_key=dataset.label_key,
-            metadata_key=dataset.metadata_key,
-            tool_key=dataset.tool_key,
-            max_prompt_len=self._config.eval.eval_max_prompt_len,
-        )
         rows = open_dataset(dataset.path, flag="--eval-prompt-data")
         samples: list[Sample] = []
         for number in range(len(rows)):
             try:
-                prepared = await self._pool.run(builder.build, rows.row(number))
+                prepared = await self._pool.run(PromptBuilders.build, rows.row(number), dataset.name)
             except OverlongPrompt as error:
                 if self._config.rollout.overlong_prompt == "error":
                     raise
