@@ -26,12 +26,12 @@ from relax.components.messages import Roles
 from relax.config.resources import check_fits
 from relax.config.run import RunConfig
 from relax.core.build import Wiring
-from relax.core.placement import Placement, check_slots
+from relax.core.placement import Placement, check_one_node, check_slots, on_node
 from relax.core.run_folder import RunFolder
 from relax.core.training_loop import first_error
 from relax.distributed.bus.transfer_queue import ENVIRONMENT, TransferQueueOwner
 from relax.distributed.checkpoint_service.base import WeightManifest
-from relax.distributed.ray.cluster import Cluster, connect, joins_cluster
+from relax.distributed.ray.cluster import SLOT, Cluster, connect, joins_cluster
 from relax.distributed.ray.handles import RemoteGroup, RemoteRole, translated
 from relax.distributed.ray.worker import Worker
 from relax.engine.router.process import RouterProcess
@@ -97,9 +97,11 @@ class RayDeployment:
             check_fits(config.resource, colocate=colocate, available=cluster.gpus)
         else:
             check_slots(config.resource, colocate=colocate, total=cluster.slots, free=cluster.free_slots)
-        self._placement = Placement(config.resource, colocate=colocate, gpus=gpus)
+        here, total = cluster.here.get("GPU" if gpus else SLOT, 0.0), cluster.gpus if gpus else cluster.slots
+        check_one_node(config.resource, colocate=colocate, here=here, total=total)
+        self._placement = Placement(config.resource, colocate=colocate, gpus=gpus, node=cluster.node)
         await self._placement.create()
-        self._start_workers()
+        self._start_workers(cluster.node)
         self._bus = TransferQueueOwner(num_data_storage_units=config.cluster.num_data_storage_units)
         clock = RealClock()
         self._router = RouterProcess(clock=clock, log_path=self._folder.log("router"))
@@ -145,10 +147,10 @@ class RayDeployment:
         )
         return self._cluster
 
-    def _start_workers(self) -> None:
+    def _start_workers(self, node: str) -> None:
         """Create every worker's process; they import while the rest comes up."""
         config = self._config
-        self._worker("rollout", ROLLOUT_PRELOAD, {"num_cpus": 0})
+        self._worker("rollout", ROLLOUT_PRELOAD, {"num_cpus": 0, "resources": on_node(node)})
         for rank in range(config.resource["actor"].gpus):
             self._worker(f"actor-{rank}", TRAIN_PRELOAD, self._seat("actor", rank), dict(config.train.train_env_vars))
         for role in FORWARD_ROLES:

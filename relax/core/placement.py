@@ -3,7 +3,8 @@
 
 Colocate has one placement group, sized by the larger of actor and rollout; rank i takes half of bundle i, an engine a
 quarter of its bundles. Otherwise every role with cards has a group of its own. Without GPUs the custom resource
-`slot` stands for a card, in the same code.
+`slot` stands for a card, in the same code. All bundles are on the driver's node: router and engines listen on
+loopback, and weight versions travel through that node's memory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from relax.config.resources import SHARED, RoleResource
 from relax.distributed.ray.cluster import SLOT
-from relax.utils.errors import InfrastructureError
+from relax.utils.errors import ConfigError, InfrastructureError
 
 READY_TIMEOUT_S = 120.0
 ACTOR_SHARE, ENGINE_SHARE = 0.5, 0.25
@@ -31,8 +32,8 @@ class Seat:
 class Placement:
     """Placement groups of one run. `remove` gives the cards back."""
 
-    def __init__(self, resource: Mapping[str, RoleResource], *, colocate: bool, gpus: bool) -> None:
-        self._colocate, self._gpus = colocate, gpus
+    def __init__(self, resource: Mapping[str, RoleResource], *, colocate: bool, gpus: bool, node: str) -> None:
+        self._colocate, self._gpus, self._node = colocate, gpus, node
         self._sizes = group_sizes(resource, colocate=colocate)
         self._groups: dict[str, Any] = {}
         self._order: dict[str, list[int]] = {}
@@ -41,7 +42,7 @@ class Placement:
         """Reserve every group, or raise naming what could not be placed in time."""
         from ray.util.placement_group import placement_group
 
-        card = {"GPU": 1.0} if self._gpus else {SLOT: 1.0}
+        card = {"GPU" if self._gpus else SLOT: 1.0, **on_node(self._node)}
         self._groups = {name: placement_group([card] * size) for name, size in self._sizes.items()}
         for name, group in self._groups.items():
             try:
@@ -76,6 +77,21 @@ class Placement:
 
     def _group_of(self, role: str) -> str:
         return "shared" if self._colocate and role in SHARED else role
+
+
+def on_node(node: str) -> dict[str, float]:
+    """Ray resources that keep a bundle or a worker on `node`; next to nothing, so that any number fits."""
+    return {node: 0.001}
+
+
+def check_one_node(resource: Mapping[str, RoleResource], *, colocate: bool, here: float, total: float) -> None:
+    """Raise where the cluster could hold the run only on several nodes. `here` and `total` are cards."""
+    needed = sum(group_sizes(resource, colocate=colocate).values())
+    if here < needed <= total:
+        raise ConfigError(
+            f"--resource needs {needed} cards; the cluster has {total:g} of them, this node {here:g}, and all "
+            "processes of a run must be on one node: give roles fewer cards, or start on a node that has as many"
+        )
 
 
 def check_slots(resource: Mapping[str, RoleResource], *, colocate: bool, total: float, free: float) -> None:

@@ -150,7 +150,10 @@ def test_the_console_shows_only_what_the_run_says(asked):
     lines = asked.done.out.splitlines()
     assert lines[0].startswith("run folder: ")
     assert sum(line.startswith("http: ") for line in lines) == 1
-    assert all(line.startswith(("run folder: ", "http: ", "step ", "evaluation ")) for line in lines), asked.done.out
+    assert sum(line.startswith("exact: ") for line in lines) == 1
+    assert all(line.startswith(("run folder: ", "http: ", "exact: ", "step ", "evaluation ")) for line in lines), (
+        asked.done.out
+    )
 
 
 # ------------------------------------------------------------------ two ranks, two engines; colocate

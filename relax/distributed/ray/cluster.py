@@ -33,6 +33,8 @@ class Cluster:
     gpus: int
     slots: float = 0.0  # of the resource that stands for a card
     free_slots: float = 0.0
+    node: str = ""  # the resource that only this process's node has
+    here: Mapping[str, float] = field(default_factory=dict)  # resources of that node, used ones included
     folder: ExitStack = field(default_factory=ExitStack)  # holds the folder of a private cluster
 
     def close(self) -> None:
@@ -96,7 +98,18 @@ def _join(address: str, namespace: str, env: Mapping[str, str]) -> Cluster | Non
             ) from error
         return None  # the file of a cluster that is gone
     total, free = ray.cluster_resources(), ray.available_resources()
-    return Cluster(address, False, int(total.get("GPU", 0)), total.get(SLOT, 0.0), free.get(SLOT, 0.0))
+    gpus, slots, free_slots = int(total.get("GPU", 0)), total.get(SLOT, 0.0), free.get(SLOT, 0.0)
+    return Cluster(address, False, gpus, slots, free_slots, *_this_node())
+
+
+def _this_node() -> tuple[str, Mapping[str, float]]:
+    """(name of the resource that stands for this process's node, all resources of the node)."""
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    resources = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == own)
+    names = [name for name in resources if name.startswith("node:") and "__" not in name]
+    return names[0], resources
 
 
 def _start_private(namespace: str, slots: int, dashboard: bool, env: Mapping[str, str]) -> Cluster:
@@ -121,7 +134,7 @@ def _start_private(namespace: str, slots: int, dashboard: bool, env: Mapping[str
         raise InfrastructureError(f"Ray did not start: {type(error).__name__}: {error}") from error
     logger.info("private ray cluster started address=%s", context.address_info["gcs_address"])
     gpus, places = int(ray.cluster_resources().get("GPU", 0)), float(max(1, slots))
-    return Cluster(context.address_info["gcs_address"], True, gpus, places, places, folder)
+    return Cluster(context.address_info["gcs_address"], True, gpus, places, places, *_this_node(), folder)
 
 
 def _init_private(temp_dir: Path, namespace: str, slots: int, dashboard: bool, options: dict[str, Any]) -> Any:
