@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,20 @@ from relax.distributed.bus.base import Bus
 from relax.distributed.checkpoint_service.base import WeightManifest, WeightPublisher
 from relax.engine.train_step import train_rollout
 from relax.schedule.clock import Clock
-from relax.utils.errors import InternalError
+from relax.utils.errors import ConfigError, InternalError
 
 SCORE = frozenset({"log_probs"})
+# Nats, mean over the tokens of the first step. Rounding to bf16 stays well below; another temperature or raw log-probs
+# of a truncated distribution do not.
+ENGINE_DIFFERENCE_LIMIT = 0.1
+
+
+class EngineDifference(NamedTuple):
+    """|engine - trainer| log-prob, in nats, over `count` sampled tokens."""
+
+    mean: float
+    max: float
+    count: int
 
 
 class Actor(Role):
@@ -46,12 +57,14 @@ class Actor(Role):
         clock: Clock,
         deadline_s: float,
         keep_reference: bool = False,
+        difference_limit: float = ENGINE_DIFFERENCE_LIMIT,
         executor: Executor | None = None,
     ) -> None:
         super().__init__(executor)
         self._backend, self._loss, self._settings, self._bus = backend, loss, settings, bus
         self._model, self._optimizer, self._publisher = model, optimizer, publisher
         self._clock, self._deadline_s, self._keep_reference = clock, deadline_s, keep_reference
+        self._difference_limit = difference_limit
         self.info: RankInfo | None = None
 
     async def start(self) -> RankInfo:
@@ -81,7 +94,9 @@ class Actor(Role):
         report = _report(task.rollout_id, stats, {"data_wait": wait_s, **seconds}, difference)
         return replace(report, stop_requested=self.stop_requested)
 
-    def _train(self, task: TrainTask, parts: list[Part]) -> tuple[list[StepStats], float | None, dict[str, float]]:
+    def _train(
+        self, task: TrainTask, parts: list[Part]
+    ) -> tuple[list[StepStats], EngineDifference | None, dict[str, float]]:
         seconds: dict[str, float] = {}
         if task.score_reference:
             start = self._clock.now()
@@ -92,6 +107,14 @@ class Actor(Role):
             parts = [self._scored(part, "old_logprobs", tag="actor") for part in parts]
             seconds["old_log_probs"] = self._clock.now() - start
         difference = self._engine_difference(parts[0]) if task.measure_difference else None
+        if difference is not None and difference.mean > self._difference_limit:
+            raise ConfigError(
+                f"engine and trainer disagree before the first update: |engine - trainer| log-prob is "
+                f"{difference.mean:.3f} nats on average and {difference.max:.3f} at most over {difference.count} "
+                f"tokens (at most {self._difference_limit:g} on average is allowed). They see different models, "
+                "temperatures, media or tokens, or the engine reports log-probs before temperature and truncation: "
+                "training on them would be wrong in silence"
+            )
         return train_rollout(self._backend, parts, self._loss, task.divisors), difference, seconds
 
     def _scored(self, part: Part, column: str, *, tag: str) -> Part:
@@ -104,15 +127,17 @@ class Actor(Role):
             )
         )
 
-    def _engine_difference(self, part: Part) -> float:
-        """Largest |engine - trainer| log-prob of sampled tokens under the current weights, in nats."""
+    def _engine_difference(self, part: Part) -> EngineDifference:
+        """|engine - trainer| log-prob of this rank's sampled tokens under the current weights."""
         scores = self._backend.score(part, SCORE)
-        worst = 0.0
-        for sequence in (s for micro in part.micro_batches for s in micro):
-            sampled = sequence.loss_mask > 0
-            gap = np.abs(scores[sequence.uid]["log_probs"] - sequence.columns["rollout_logprobs"])[sampled]
-            worst = max(worst, float(gap.max(initial=0.0)))
-        return worst
+        gaps = [
+            np.abs(scores[s.uid]["log_probs"] - s.columns["rollout_logprobs"])[s.loss_mask > 0]
+            for micro in part.micro_batches
+            for s in micro
+        ]
+        gap = np.concatenate(gaps) if gaps else np.zeros(0, np.float32)
+        mean = float(gap.mean(dtype=np.float64)) if gap.size else 0.0
+        return EngineDifference(mean, float(gap.max(initial=0.0)), gap.size)
 
     async def publish(self, version: int) -> WeightManifest | None:
         """Write the weights as `version`; rank 0 returns the manifest. Collective."""
@@ -160,7 +185,7 @@ class Actor(Role):
 
 
 def _report(
-    rollout_id: int, stats: Sequence[StepStats], seconds: dict[str, float], difference: float | None
+    rollout_id: int, stats: Sequence[StepStats], seconds: dict[str, float], difference: EngineDifference | None
 ) -> TrainReport:
     sums: dict[str, list[float]] = {}
     for step in stats:
@@ -178,5 +203,5 @@ def _report(
         metrics={name: (total, count) for name, (total, count) in sums.items() if count},
         gauges={name: value for name, value in gauges.items() if value is not None},
         seconds=seconds,
-        engine_difference_max=difference,
+        engine_difference_max=None if difference is None else difference.max,
     )

@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.builders import build_tiny_model_folder, write_jsonl
 from tests.service.training_run import ASYNC, HOOKS, Finished, Inputs, checkpoint_weights, inline
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -68,6 +70,14 @@ def test_async_without_staleness_gives_the_weights_of_colocate(run):
     first = run("--colocate", name="colocate", num_rollout=2)
     second = run("--fully-async", "--max-staleness", "0", name="async", num_rollout=2)
     assert same_weights(first.folder / "iter_0000001/model", second.folder / "iter_0000001/model")
+
+
+def test_U2_two_runs_with_one_seed_give_the_same_bits_and_another_seed_does_not(run):
+    same = [run("--colocate", name=name, num_rollout=2, rollout_seed=5) for name in ("first", "second")]
+    other = run("--colocate", name="other", num_rollout=2, rollout_seed=6)
+    weights = [done.folder / "iter_0000001/model" for done in (*same, other)]
+    assert same_weights(weights[0], weights[1])
+    assert not same_weights(weights[0], weights[2])
 
 
 def test_the_kl_to_the_kept_reference_starts_at_zero_and_grows(run):
@@ -288,3 +298,22 @@ def test_bf16_on_both_sides_stays_on_policy(run):
     done = run("--colocate", "--train-dtype", "bf16", "--rollout-dtype", "bf16", num_rollout=2)
     assert done.metrics("train/log_prob_difference_abs")[0] < 0.02
     assert done.metrics("train/grad_norm")[0] > 0
+
+
+# ------------------------------------------------------------------ media
+
+
+def test_limits_of_images_reach_engine_and_trainer_alike(tmp_path):
+    """The saved processor would give 36 tokens; both sides see 4, so log-probs are equal to the bit."""
+    from PIL import Image
+
+    noise = np.random.default_rng(0).integers(0, 256, (96, 96, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.png")
+    rows = [{"input": f"<image> Which digit is {i}?", "label": str(i), "images": ["noise.png"]} for i in range(4)]
+    model = build_tiny_model_folder(tmp_path / "model", "qwen3_omni")
+    inputs = Inputs(model, write_jsonl(tmp_path / "prompts.jsonl", rows))
+    media = ["--apply-chat-template", "--multimodal-keys", '{"image": "images"}', "--image-max-tokens", 4]
+    done = inline([*inputs.flags(tmp_path / "run", num_rollout=1), "--colocate", *media]).ok()
+    assert done.metrics("train/log_prob_difference_abs") == [0.0]
+    text = inline([*inputs.flags(tmp_path / "usual", num_rollout=1), "--colocate", *media[:-2]]).ok()
+    assert text.samples(0)[0]["prompt_tokens"] - done.samples(0)[0]["prompt_tokens"] == 36 - 4

@@ -51,7 +51,7 @@ def test_token_sum_norm_divides_by_a_constant_length():
 
 
 @pytest.mark.parametrize("mode", ["sample_mean", "token_mean", "token_sum_norm"])
-def test_every_split_over_ranks_and_micro_batches_gives_one_loss_and_one_gradient_L4(mode):
+def test_every_split_over_ranks_and_micro_batches_gives_one_loss_and_one_gradient_L4_L6(mode):
     rng = np.random.default_rng(0)
     losses = [rng.normal(size=n) for n in LENGTHS]
     options = {"mode": mode, "max_response_len": 7}
