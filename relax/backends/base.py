@@ -7,7 +7,7 @@ to the router in front of several) in SGLang's wire format; `EngineSpec` says ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -219,6 +219,3 @@ class EngineClient(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-PostFunction = Callable[[str, Mapping[str, Any]], Any]

@@ -29,7 +29,6 @@ class StepMetrics:
         self._ended = clock.now()
         self._sampled = 0
         self._trained_tokens = 0.0
-        self.engine_difference_max: float | None = None
         self.num_steps = 0
 
     def rollout_report(self, report: RolloutReport) -> None:
@@ -69,7 +68,6 @@ class StepMetrics:
         if "data_wait" in report.seconds:
             metrics.gauge("perf/wait_s/actor_data", report.seconds["data_wait"])
         if report.engine_difference_max is not None:
-            self.engine_difference_max = report.engine_difference_max
             metrics.maximum("train/engine_log_prob_diff/max", report.engine_difference_max)
         self.num_steps += report.num_steps
         metrics.gauge("train/optimizer_steps", self.num_steps)
