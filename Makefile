@@ -19,7 +19,7 @@ help: ## list the targets
 	@$(PYTHON) -m venv .venv
 
 # torch comes first so that nothing else chooses its version; torchvision last, without dependencies.
-.venv/.installed: requirements/cpu.txt requirements/torchvision.txt | .venv/bin/python
+.venv/.installed: requirements/cpu.txt requirements/torchvision.txt pyproject.toml | .venv/bin/python
 	@echo "installing the pinned requirements into .venv (about a minute the first time)"
 	@$(PIP) $$(grep -E '^(torch|numpy)==' requirements/cpu.txt)
 	@$(PIP) -r requirements/cpu.txt
