@@ -20,6 +20,7 @@ from relax.distributed.checkpoint_service.base import WeightManifest, WeightPubl
 from relax.engine.train_step import train_rollout
 from relax.schedule.clock import Clock
 from relax.utils.errors import ConfigError, InternalError
+from relax.utils.faults import pause_at
 
 SCORE = frozenset({"log_probs"})
 # Nats, mean over the tokens of the first step. Rounding to bf16 stays well below; another temperature or raw log-probs
@@ -141,6 +142,7 @@ class Actor(Role):
 
     async def publish(self, version: int) -> WeightManifest | None:
         """Write the weights as `version`; rank 0 returns the manifest. Collective."""
+        await pause_at("publish")
         return await self._blocking(self._publish, version)
 
     def _publish(self, version: int) -> WeightManifest | None:
@@ -162,6 +164,7 @@ class Actor(Role):
 
     async def save(self, folder: str) -> None:
         await self._blocking(self._backend.save, Path(folder))
+        await pause_at("save")
 
     async def load(self, folder: str) -> None:
         await self._blocking(self._backend.load, Path(folder))

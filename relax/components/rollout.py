@@ -41,6 +41,7 @@ from relax.schedule import events as ev
 from relax.schedule.clock import Clock
 from relax.schedule.journal import FLUSH_INTERVAL_S, Journal
 from relax.utils.errors import DataError, InternalError, RelaxError
+from relax.utils.faults import pause_at
 from relax.utils.types import MediaFeatures, Sample
 
 logger = logging.getLogger(__name__)
@@ -295,6 +296,7 @@ class Rollout(Role):
         """Put bound groups on the bus and write their results."""
         ready = [self._ready.pop(number) for number in sorted(groups)]
         partition = partition_of(rollout_id)
+        await pause_at("put")
         with_media = [Block(r.block.uid, media_columns(r.media)) for r in ready if r.media]
         if with_media:
             await self._bus.put(partition, "media", with_media)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from relax.components.messages import GroupOrder
 from relax.utils.errors import ConfigError
+from relax.utils.faults import pause_at
 
 TRACKER = "latest_checkpointed_iteration.txt"
 STATE = "run_state.json"
@@ -83,6 +84,7 @@ async def write_checkpoint(root: Path, state: RunState, save_model: Callable[[st
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     await save_model(str(aside / "model"))
+    await pause_at("checkpoint")
     write_synced(aside / STATE, json.dumps(state.to_json(), indent=1))
     old = root / f".{final.name}.old"
     shutil.rmtree(old, ignore_errors=True)

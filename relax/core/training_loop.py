@@ -39,6 +39,7 @@ from relax.schedule.clock import Clock
 from relax.schedule.journal import Journal
 from relax.schedule.scheduler import Scheduler
 from relax.utils.errors import EngineLost, InfrastructureError, WeightSyncError
+from relax.utils.faults import pause_at
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +119,7 @@ class TrainingLoop:
         while self.scheduler.next_rollout < self.scheduler.settings.num_rollouts:
             orders = self._new_orders()
             if orders:
+                await pause_at("admit")
                 await self.roles.rollout.admit(tuple(orders))
             async with self._changed:
                 await self._changed.wait_for(

@@ -58,8 +58,9 @@ def report(config: RunConfig, findings: Findings) -> int:
 def start(config: RunConfig, findings: Findings) -> int:
     """Run the training. Imports the heavy part."""
     from relax.core.controller import run_training  # pyright: ignore[reportMissingImports]
+    from relax.utils import faults
 
-    for note in (*config.notes, *findings.notes, *drop_job_address(os.environ)):
+    for note in (*config.notes, *findings.notes, *faults.notes(), *drop_job_address(os.environ)):
         print(f"note: {note}", file=sys.stderr)
     return run_training(config)
 

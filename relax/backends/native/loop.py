@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from relax.backends.native.batch import Response
 from relax.backends.native.scheduler import Scheduler
+from relax.utils.faults import reach
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class EngineLoop:
                 self._obey()
                 if self.scheduler.has_work:
                     self._gather()
+                    reach("decode_step")
                     self.scheduler.step()
                 self._deliver()
         except BaseException as error:  # told to every waiting request, to /health and to the log

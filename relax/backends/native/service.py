@@ -19,6 +19,7 @@ from relax.backends.native.protocol import GenerateRequest, RequestError, parse_
 from relax.backends.native.scheduler import Scheduler
 from relax.backends.native.weights import WeightStaging
 from relax.distributed.checkpoint_service.checksums import tensor_checksum
+from relax.utils.faults import pause_at
 
 PAUSE_MODES = ("retract", "in_place", "abort")
 MEMORY_TAGS = ("weights", "kv_cache")
@@ -175,6 +176,7 @@ class NativeService:
             raise RequestError("begin_weight_update: weights are released; call /resume_memory_occupation first")
         async with self._update:
             self._staging.begin()
+        await pause_at("update_begin")
 
     async def weights_from_disk(self, body: Mapping[str, Any]) -> None:
         folder = Path(_text(body, "model_path"))
@@ -203,6 +205,7 @@ class NativeService:
         """Switch to the staged weights between two decode steps; returns the version in force."""
         async with self._update:
             tensors = self._staging.take()
+            await pause_at("update_end")
 
             def switch(scheduler: Scheduler) -> str:
                 self._runner.install(tensors)

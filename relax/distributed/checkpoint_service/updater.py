@@ -19,6 +19,7 @@ from relax.distributed.checkpoint_service.base import WeightManifest
 from relax.distributed.checkpoint_service.gloo import buckets
 from relax.schedule.clock import Clock
 from relax.utils.errors import WeightSyncError
+from relax.utils.faults import pause_at
 
 logger = logging.getLogger(__name__)
 
@@ -224,6 +225,7 @@ class _Install:
         if self._pause_mode is not None:
             self._stage, self._paused_at = "pause", self._clock.now()
             await engine.pause(self._pause_mode)
+        await pause_at("sync")
         self._stage = "begin"
         await engine.weights_begin()
         self._stage = "weights"

@@ -24,6 +24,7 @@ from relax.engine.rollout.attempts import Dropped, GenerationOptions, SampleRunn
 from relax.engine.rollout.hooks import ActiveTime, GenerateHook
 from relax.schedule.clock import Clock
 from relax.utils.errors import EngineLost, InfrastructureError, InternalError, UserCodeError
+from relax.utils.faults import pause_at
 from relax.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -313,6 +314,7 @@ class GroupGenerator:
     async def _score(self, samples: list[Sample]) -> None:
         if self._scorer is None:
             return
+        await pause_at("reward")
         await self._scorer.score(samples)  # has a failure policy of its own: what it raises ends the run
         unscored = [s for s in samples if s.reward is None]
         if unscored:
