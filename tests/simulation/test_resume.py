@@ -12,14 +12,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from benchmarks.simulation.checker import of_kind, trace_blocks, violations
+from benchmarks.simulation.plan import Plan
+from benchmarks.simulation.twins import NUM_ROWS, MemoryDataset
+from benchmarks.simulation.world import World
 from relax.core.checkpoint import latest_checkpoint
 from relax.core.controller import resume
 from relax.schedule import events as ev
 from relax.schedule.clock import run_virtual
 from relax.utils.errors import ConfigError
 from relax.utils.rng import permutation
-from tests.simulation.checker import of_kind, trace_blocks, violations
-from tests.simulation.world import NUM_ROWS, MemoryDataset, Plan, World
 
 PLAN = Plan(seed=11, batch=2, rollouts=6, staleness=1, save_interval=2, slow_requests=0.1)
 

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.simulation.checker import check, of_kind, violations
+from benchmarks.simulation.plan import Plan, plan_of
+from benchmarks.simulation.world import World
 from relax.backends.tiny.engine import EchoEngine
 from relax.backends.tiny.policy import WEIGHT_NAME
 from relax.schedule import events as ev
 from relax.schedule.clock import run_virtual
 from relax.schedule.scheduler import Scheduler
 from relax.utils.errors import InternalError, WeightSyncError
-from tests.simulation.checker import check, of_kind, violations
-from tests.simulation.world import Plan, World, plan_of
 
 SCHEDULES = int(os.environ.get("RELAX_SIMULATION_SCHEDULES", "100"))
 CHUNK = 10

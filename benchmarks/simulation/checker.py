@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.simulation.plan import Plan
+from benchmarks.simulation.world import World
 from relax.schedule import events as ev
-from tests.simulation.world import Plan, World
 
 EVERY_STEP = (
     "rollout/reward/mean",

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.simulation.plan import Plan
+from benchmarks.simulation.twins import VOCABULARY, MemoryDataset, RecordingPublisher, RecordingTrain, Scorer, Slow
 from relax.algorithms.options import AlgorithmOptions, build_loss
-from relax.backends.base import LossFunction, ModelSpec, OptimizerSpec, Part, StepStats
+from relax.backends.base import ModelSpec, OptimizerSpec
 from relax.backends.tiny.engine import EchoBehaviour, EchoEngine, EchoRouter
 from relax.backends.tiny.train import TinyTrain
-from relax.backends.tiny.weights import MemoryPublisher, WeightStore
+from relax.backends.tiny.weights import WeightStore
 from relax.components.actor import Actor
 from relax.components.actor_fwd import ForwardRole
 from relax.components.advantages import Advantages
@@ -51,157 +51,9 @@ from relax.utils.http_utils import register_local, unregister_local
 from relax.utils.metrics import MemorySink
 from relax.utils.types import Sample
 
-VOCABULARY, NUM_ROWS = 10, 7
 HOST, PORT = "echo.invalid", 80
 CALL_TIMEOUT_S, INSTALL_TIMEOUT_S = 400.0, 50.0
 ARGS = SimpleNamespace(sglang_router_ip=HOST, sglang_router_port=PORT, hf_checkpoint=None)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything that makes a schedule."""
-
-    seed: int
-    mode: str = "fully_async"
-    batch: int = 3
-    group_size: int = 2
-    rollouts: int = 5
-    staleness: int = 1
-    interval: int = 1
-    surplus: int = 0
-    stale_policy: str = "wait"
-    num_engines: int = 1
-    pause_mode: str = "retract"
-    steps_per_rollout: int = 1
-    forward: str | None = None  # "reference" or "actor_fwd"
-    eval_interval: int | None = None
-    save_interval: int | None = None
-    slow_requests: float = 0.0  # fractions
-    hanging_requests: float = 0.0
-    user_failures: float = 0.0
-    reward_failures: float = 0.0
-    filtered: float = 0.0
-    install_failures: float = 0.0  # of the second engine
-    fan_out: bool = False
-
-
-def plan_of(seed: int) -> Plan:
-    """The schedule of a seed: a mixture that reaches every combination sooner or later."""
-    rng = random.Random(seed)
-    colocate = rng.random() < 0.25
-    staleness = 0 if colocate else rng.choice((0, 1, 1, 2))
-    batch = rng.choice((1, 2, 3))
-    engines = rng.choice((1, 2))
-    surplus = rng.choice((0, 0, 0, 2))
-    sometimes = lambda value: value if rng.random() < 0.4 else 0.0  # noqa: E731
-    return Plan(
-        seed=seed,
-        mode="colocate" if colocate else "fully_async",
-        batch=batch,
-        group_size=rng.choice((1, 2, 3)),
-        rollouts=rng.choice((3, 5)),
-        staleness=staleness,
-        interval=rng.choice((1, 2)) if staleness else 1,
-        surplus=surplus,
-        stale_policy=rng.choice(("wait", "drop")),
-        num_engines=engines,
-        pause_mode=rng.choice(("retract", "in_place", "abort")),
-        steps_per_rollout=batch if rng.random() < 0.3 else 1,
-        forward=rng.choice((None, None, "reference", "actor_fwd")),
-        eval_interval=rng.choice((None, 1, 2)),
-        save_interval=rng.choice((None, None, None, 2)),
-        slow_requests=sometimes(0.15),
-        hanging_requests=sometimes(0.02),
-        user_failures=sometimes(0.2),
-        reward_failures=sometimes(0.1),
-        filtered=sometimes(0.3),
-        install_failures=0.4 if engines == 2 and rng.random() < 0.5 else 0.0,
-        fan_out=rng.random() < 0.15,
-    )
-
-
-class MemoryDataset:
-    """A `PromptDataset` of rows that are their own number."""
-
-    def __init__(self, num_rows: int = NUM_ROWS, name: str = "rows") -> None:
-        self.digest = hashlib.sha256(f"{name}:{num_rows}".encode()).hexdigest()
-        self._num_rows = num_rows
-
-    def __len__(self) -> int:
-        return self._num_rows
-
-    def row(self, index: int) -> RawRow:
-        return RawRow({"number": index}, f"memory:{index}", Path("."))
-
-    def prefetch(self, indices: Any) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class RecordingTrain(TinyTrain):
-    """Remembers what it was really given: one list of (uid, tokens, loss weights) a backward call."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.trained: list[list[tuple[tuple[int, int], tuple[int, ...], np.ndarray]]] = []
-
-    def backward(self, part: Part, loss: LossFunction) -> StepStats:
-        self.trained.append(
-            [
-                (s.uid, tuple(s.tokens.tolist()), s.columns["loss_weight"])
-                for micro in part.micro_batches
-                for s in micro
-            ]
-        )
-        return super().backward(part, loss)
-
-
-class RecordingPublisher(MemoryPublisher):
-    """Keeps every published table."""
-
-    def __init__(self, store: WeightStore) -> None:
-        super().__init__(store)
-        self.tables: dict[int, np.ndarray] = {}
-
-    def publish(self, version: int, weights: Any) -> Any:
-        weights = list(weights)
-        self.tables[version] = weights[0][1].numpy().copy()
-        return super().publish(version, weights)
-
-
-class Slow:
-    """A handle whose calls take time, before and after they work. It stands for a role in another process."""
-
-    def __init__(self, role: Any, seconds: Callable[[str], float]) -> None:
-        self._role, self._seconds = role, seconds
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._role, name)
-
-        async def call(*args: Any) -> Any:
-            await asyncio.sleep(self._seconds(f"{name}-before"))
-            result = await method(*args)
-            await asyncio.sleep(self._seconds(f"{name}-after"))
-            return result
-
-        return call
-
-
-class Scorer:
-    """Reward: how often the row's own token was sampled."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    async def score(self, samples: list[Sample]) -> None:
-        noise, group = self._world.noise, samples[0].group_index or 0
-        await asyncio.sleep(5.0 * noise("reward", group))
-        for sample in samples:
-            response = sample.tokens[sample.prompt_length :]
-            sample.reward = float(response.count(1 + (sample.row or 0)))
-            # as the product's scorer leaves a failure; a rollout without any reward would rightly end the run
-            if sample.index and noise("reward-fails", group, sample.index) < self._world.plan.reward_failures:
-                sample.reward, sample.remove_sample = math.nan, True
 
 
 @dataclass
@@ -274,7 +126,7 @@ class World:
                 return await generate(args, sample, sampling_params)
             return [await generate(args, replace(sample), sampling_params) for _ in range(2)]
 
-        return make_hook(flaky, "tests.simulation.flaky")
+        return make_hook(flaky, "benchmarks.simulation.flaky")
 
     def dynamic_filter(self, args: Any, samples: list[Sample]) -> Any:
         keep = self.noise("filter", samples[0].group_index) >= self.plan.filtered
@@ -353,7 +205,7 @@ class World:
 
     def _rollout(self, fleet: EngineFleet, clock: VirtualClock) -> Rollout:
         plan = self.plan
-        hook, scorer = self.hook(), Scorer(self)
+        hook, scorer = self.hook(), Scorer(self.noise, plan.reward_failures)
         sampling = SamplingOptions(max_response_len=6).params()
         options = GenerationOptions(
             seed=plan.seed, max_response_len=12, max_running_samples=8, call_timeout_s=CALL_TIMEOUT_S

@@ -1,0 +1,70 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""What a seed stands for: the size, the settings and the faults of one schedule."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that makes a schedule."""
+
+    seed: int
+    mode: str = "fully_async"
+    batch: int = 3
+    group_size: int = 2
+    rollouts: int = 5
+    staleness: int = 1
+    interval: int = 1
+    surplus: int = 0
+    stale_policy: str = "wait"
+    num_engines: int = 1
+    pause_mode: str = "retract"
+    steps_per_rollout: int = 1
+    forward: str | None = None  # "reference" or "actor_fwd"
+    eval_interval: int | None = None
+    save_interval: int | None = None
+    slow_requests: float = 0.0  # fractions
+    hanging_requests: float = 0.0
+    user_failures: float = 0.0
+    reward_failures: float = 0.0
+    filtered: float = 0.0
+    install_failures: float = 0.0  # of the second engine
+    fan_out: bool = False
+
+
+def plan_of(seed: int) -> Plan:
+    """The schedule of a seed: a mixture that reaches every combination sooner or later."""
+    rng = random.Random(seed)
+    colocate = rng.random() < 0.25
+    staleness = 0 if colocate else rng.choice((0, 1, 1, 2))
+    batch = rng.choice((1, 2, 3))
+    engines = rng.choice((1, 2))
+    surplus = rng.choice((0, 0, 0, 2))
+    sometimes = lambda value: value if rng.random() < 0.4 else 0.0  # noqa: E731
+    return Plan(
+        seed=seed,
+        mode="colocate" if colocate else "fully_async",
+        batch=batch,
+        group_size=rng.choice((1, 2, 3)),
+        rollouts=rng.choice((3, 5)),
+        staleness=staleness,
+        interval=rng.choice((1, 2)) if staleness else 1,
+        surplus=surplus,
+        stale_policy=rng.choice(("wait", "drop")),
+        num_engines=engines,
+        pause_mode=rng.choice(("retract", "in_place", "abort")),
+        steps_per_rollout=batch if rng.random() < 0.3 else 1,
+        forward=rng.choice((None, None, "reference", "actor_fwd")),
+        eval_interval=rng.choice((None, 1, 2)),
+        save_interval=rng.choice((None, None, None, 2)),
+        slow_requests=sometimes(0.15),
+        hanging_requests=sometimes(0.02),
+        user_failures=sometimes(0.2),
+        reward_failures=sometimes(0.1),
+        filtered=sometimes(0.3),
+        install_failures=0.4 if engines == 2 and rng.random() < 0.5 else 0.0,
+        fan_out=rng.random() < 0.15,
+    )
