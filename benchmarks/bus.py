@@ -1,7 +1,7 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """Cost of moving one rollout over the data bus: 256 blocks of 8k tokens, put then get, next to a plain memory copy.
 
-    OMP_NUM_THREADS=1 python benchmarks/bus.py [--groups 256] [--tokens 8192] [--rounds 5] [--local-only]
+    OMP_NUM_THREADS=1 python benchmarks/bus.py [--groups 256] [--tokens 8192] [--rounds 5] [--local-only] [--no-bell]
 
 A block holds tokens int32, log-probs float32 and loss mask uint8. Rounds are interleaved; medians are printed. CPU
 seconds of TransferQueue are those of all processes (driver, controller, storage unit). The last line is
@@ -19,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
 
@@ -106,24 +107,45 @@ async def bench_local(blocks: list[Block], rounds: int) -> dict[str, float]:
     return {**medians(rows[1:]), "copy_floor_ms": round(statistics.median(floors[1:]), 4)}
 
 
-async def bench_transfer_queue(blocks: list[Block], rounds: int) -> dict[str, float]:
+async def wake_up(bus: Bus, rounds: int) -> float:
+    """Median seconds from the end of a put to the end of a get that has waited for it for half a second."""
+    seconds = []
+    for place in range(rounds):
+        partition = f"woken_{place}"
+        get = asyncio.create_task(bus.get(partition, ["rollout"], [0], deadline_s=30))
+        await asyncio.sleep(0.5)
+        await bus.put(partition, "rollout", make_blocks(1, 16))
+        start = time.perf_counter()
+        await get
+        seconds.append(time.perf_counter() - start)
+        await bus.drop(partition)
+    return statistics.median(seconds)
+
+
+async def bench_transfer_queue(blocks: list[Block], rounds: int, bell: Path | None) -> dict[str, float]:
     from relax.distributed.bus.transfer_queue import TransferQueueBus, TransferQueueOwner
 
-    owner = TransferQueueOwner()
+    owner = TransferQueueOwner(bell=bell)
     start = time.perf_counter()
     attachment = await asyncio.to_thread(owner.start)
     started = time.perf_counter() - start
     bus = TransferQueueBus(attachment, PRODUCERS, grace_s=0.0)
     try:
         rows = [await measure(bus, blocks, f"train_{place}", tree_cpu) for place in range(rounds + 1)]
-        idle = await idle_wait(bus, 3.0, tree_cpu)
+        idle = await idle_wait(bus, 5.0, tree_cpu)
+        woken = await wake_up(bus, rounds)
     finally:
         await bus.close()
         await asyncio.to_thread(owner.close)
-    return {**medians(rows[1:]), "start_s": round(started, 2), "idle_wait_cpu_fraction": round(idle, 4)}
+    return {
+        **medians(rows[1:]),
+        "start_s": round(started, 2),
+        "idle_wait_cpu_fraction": round(idle, 4),
+        "wake_up_ms": round(1e3 * woken, 2),
+    }
 
 
-def run_transfer_queue(blocks: list[Block], rounds: int) -> dict[str, float]:
+def run_transfer_queue(blocks: list[Block], rounds: int, *, bell: bool) -> dict[str, float]:
     os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"})
     from relax.distributed.bus.transfer_queue import ENVIRONMENT, set_environment
 
@@ -140,7 +162,8 @@ def run_transfer_queue(blocks: list[Block], rounds: int) -> dict[str, float]:
             object_store_memory=100 << 20,
             runtime_env={"env_vars": ENVIRONMENT},
         )
-        return asyncio.run(bench_transfer_queue(blocks, rounds))
+        path = Path(folder) / "bus-writes" if bell else None
+        return asyncio.run(bench_transfer_queue(blocks, rounds, path))
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
@@ -152,13 +175,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--local-only", action="store_true")
+    parser.add_argument("--no-bell", action="store_true", help="waiting readers poll, as they do on another node")
     args = parser.parse_args()
     blocks = make_blocks(args.groups, args.tokens)
     megabytes = sum(array.nbytes for block in blocks for array in block.columns.values()) / 1e6
     result: dict[str, object] = {"groups": args.groups, "tokens": args.tokens, "megabytes": round(megabytes, 1)}
     result["local"] = asyncio.run(bench_local(blocks, args.rounds))
     if not args.local_only:
-        result["transfer_queue"] = run_transfer_queue(blocks, args.rounds)
+        result["transfer_queue"] = run_transfer_queue(blocks, args.rounds, bell=not args.no_bell)
     result["load"] = round(os.getloadavg()[0], 2)
     for name, value in result.items():
         print(f"{name}: {value}")

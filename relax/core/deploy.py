@@ -102,7 +102,9 @@ class RayDeployment:
         self._placement = Placement(config.resource, colocate=colocate, gpus=gpus, node=cluster.node)
         await self._placement.create()
         self._start_workers(cluster.node)
-        self._bus = TransferQueueOwner(num_data_storage_units=config.cluster.num_data_storage_units)
+        self._bus = TransferQueueOwner(
+            num_data_storage_units=config.cluster.num_data_storage_units, bell=self._shared_dir / "bus-writes"
+        )
         clock = RealClock()
         self._router = RouterProcess(clock=clock, log_path=self._folder.log("router"))
         async with asyncio.TaskGroup() as starting:

@@ -10,6 +10,8 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,7 +42,7 @@ def owner() -> Iterator[TransferQueueOwner]:
         object_store_memory=100 << 20,
         runtime_env={"env_vars": {**ENVIRONMENT, **RAY_ENVIRONMENT, "PYTHONPATH": root}},
     )
-    owner = TransferQueueOwner(start_timeout_s=90)
+    owner = TransferQueueOwner(start_timeout_s=90, bell=Path(folder) / "bus-writes")
     try:
         owner.start()
         yield owner
@@ -95,6 +97,33 @@ async def test_a_dropped_partition_is_cleared_after_its_grace_and_stays_fenced(o
     with pytest.raises(PartitionDropped):
         await bus.put(partition, "rollout", [make_block(1)])
     await bus.close()
+
+
+@pytest.mark.parametrize("bell", ["rung", "missing", None])
+async def test_a_waiting_reader_asks_when_a_writer_has_rung(owner, partition: str, bell: str | None, tmp_path) -> None:
+    attachment = owner.attachment
+    if bell != "rung":  # a reader on another node, or an owner without a bell
+        attachment = replace(attachment, bell=bell and str(tmp_path / bell))
+    reader, writer = TransferQueueBus(attachment, PRODUCERS), TransferQueueBus(owner.attachment, PRODUCERS)
+    asked = []
+    listing = reader._list
+
+    async def counted(client, where):
+        asked.append(where)
+        return await listing(client, where)
+
+    reader._list = counted
+    get = asyncio.create_task(reader.get(partition, ["rollout"], [1], deadline_s=30))
+    await asyncio.sleep(0.8)
+    questions = len(asked)
+    await writer.put(partition, "rollout", [make_block(1)])
+    start = time.monotonic()
+    assert_same_block((await get)["rollout"][1], make_block(1))
+    assert time.monotonic() - start < 0.5  # a reader that had not heard the bell would ask after a second
+    # with a bell: at the start, once for whatever else rang; without: every 25 ms at most
+    assert questions <= 3 if bell == "rung" else questions > 10
+    await reader.close()
+    await writer.close()
 
 
 async def test_a_row_reserved_by_a_producer_that_died_is_written_by_the_next(bus, owner, partition: str) -> None:

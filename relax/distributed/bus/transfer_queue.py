@@ -8,6 +8,7 @@ every write that could still be under way has ended. Guards for TransferQueue 0.
 
 - the owner lives in the driver, starts in bounded time, and refuses a controller that is not its own;
 - every call is bounded; after one without an answer the client is rebuilt, and the error names what was waited for;
+- a waiting reader asks again when a writer has rung the bell, not all the time;
 - rows are found by uid and checked against their digest: TransferQueue keeps no order and gives freed places of a
   cleared partition to new rows, which a stale writer can still overwrite;
 - a partition is cleared only after a look at its consumption, without which half-written rows make clearing fail.
@@ -16,6 +17,7 @@ every write that could still be under way has ended. Guards for TransferQueue 0.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
@@ -25,6 +27,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from relax.distributed.bus.base import Block, BusConflict, decode_block, encode_block
@@ -55,9 +58,10 @@ FIELD = "block"
 CALL_TIMEOUT_S = 30.0  # one call to TransferQueue: above the 2 x 5 s + 2 s of its own storage time-outs
 CHUNK_BYTES = 64 << 20  # payload of one storage request
 FENCES_KEPT = 256  # dropped partitions that are remembered
-# A poll waits this fraction of the time waited so far, within these bounds; one costs about 1 ms of CPU in all
-# processes, so a reader that waits a whole step at 25 ms takes 5 % of a core.
-POLL_FIRST_S, POLL_LAST_S, POLL_FRACTION = 0.002, 0.025, 0.1
+# A waiting reader looks up after this fraction of the time waited so far, within these bounds. A question to
+# TransferQueue costs 1 - 2 ms of CPU in all processes, a look at the bell 0.05 ms.
+LOOK_FIRST_S, LOOK_LAST_S, LOOK_FRACTION = 0.002, 0.025, 0.1
+UNRUNG_S = 1.0  # a reader with a bell asks this often without a ring, in case a writer could not ring
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class Attachment:
 
     incarnation: str  # of the owner's start; part of every partition name, so an old client writes where nobody reads
     connection: bytes
+    bell: str | None = None  # a file of this node that grows with every write
 
 
 def set_environment() -> None:
@@ -80,11 +85,14 @@ class TransferQueueOwner:
     Blocks are lost by a restart; the bus is refilled from the trace, and every client attaches anew.
     """
 
-    def __init__(self, *, num_data_storage_units: int = 1, start_timeout_s: float = 120.0) -> None:
+    def __init__(
+        self, *, num_data_storage_units: int = 1, start_timeout_s: float = 120.0, bell: Path | None = None
+    ) -> None:
+        """`bell` is a file to make, in memory and removed by who removes its folder; None: readers poll."""
         if num_data_storage_units < 1:
             raise ValueError(f"--num-data-storage-units must be >= 1, got {num_data_storage_units}")
         self._units = num_data_storage_units
-        self._timeout_s = start_timeout_s
+        self._timeout_s, self._bell = start_timeout_s, bell
         self._attachment: Attachment | None = None
 
     @property
@@ -108,7 +116,10 @@ class TransferQueueOwner:
             raise InfrastructureError(
                 f"TransferQueue {reason}; its controller and {self._units} storage unit(s) need one Ray CPU each"
             )
-        self._attachment = Attachment(uuid.uuid4().hex[:8], outcome[0])
+        if self._bell is not None:
+            self._bell.touch()
+        bell = None if self._bell is None else str(self._bell)
+        self._attachment = Attachment(uuid.uuid4().hex[:8], outcome[0], bell)
         logger.info("transfer queue started incarnation=%s units=%d", self._attachment.incarnation, self._units)
         return self._attachment
 
@@ -335,6 +346,7 @@ class TransferQueueBus:
         rows = list({key: (key, tag, data) for key, tag, data in rows}.values())
         for chunk in _chunks(rows, [tag["bytes"] for _, tag, _ in rows], self._chunk_bytes):
             await self._write(client, where, chunk)
+            ring(self._attachment.bell)
         if rows and await self._list(client, where) is None:
             raise dropped(partition)
 
@@ -361,6 +373,7 @@ class TransferQueueBus:
         result: dict[str, dict[int, Block]] = {}
         start = time.monotonic()
         while True:
+            rung = rings(self._attachment.bell)  # before the question: what is written after it rings again
             missing: dict[str, list[int]] = {}
             for table in tables:
                 if table in result:
@@ -375,11 +388,18 @@ class TransferQueueBus:
                     result[table] = await self._read(client, partition, table, {uid: rows[uid] for uid in uids})
             if not missing:
                 return {table: result[table] for table in tables}
-            waited = time.monotonic() - start
-            if waited >= deadline_s:
+            if time.monotonic() - start >= deadline_s:
                 raise BusTimeout(describe_missing(partition, missing, self._producers, deadline_s))
-            pause = min(max(POLL_FIRST_S, waited * POLL_FRACTION), POLL_LAST_S)
-            await asyncio.sleep(min(pause, deadline_s - waited))
+            await self._until_rung(rung, start, start + deadline_s)
+
+    async def _until_rung(self, rung: int | None, start: float, deadline: float) -> None:
+        """Return when a question is worth its cost: after a ring, after a while, or, without a bell, at each look."""
+        asked = time.monotonic()
+        while (now := time.monotonic()) < deadline:
+            pause = min(max(LOOK_FIRST_S, (now - start) * LOOK_FRACTION), LOOK_LAST_S)
+            await asyncio.sleep(min(pause, deadline - now))
+            if rung is None or rings(self._attachment.bell) != rung or time.monotonic() - asked >= UNRUNG_S:
+                return
 
     async def _read(
         self, client: AsyncTransferQueueClient, partition: str, table: str, rows: Mapping[int, Mapping[str, Any]]
@@ -415,6 +435,7 @@ class TransferQueueBus:
                 where = self._where(partition, table)
                 fence = client.async_kv_retrieve_meta(keys=[DROPPED], partition_id=where, create=True)
                 await self._ask(f"fence of {where}", fence)
+                ring(self._attachment.bell)
                 if all(name != where for _, name, _ in self._fenced):
                     self._fenced.append((time.monotonic(), where, False))
         await self._reclaim(client)
@@ -501,6 +522,23 @@ class _ClientThread:
             self._client.close()
             self._client = None
         self._loop.close()
+
+
+def ring(bell: str | None) -> None:
+    """Wake the readers that wait: the bell grows by a byte. A node without it has nobody to wake."""
+    with contextlib.suppress(FileNotFoundError):
+        if bell is not None:
+            file = os.open(bell, os.O_WRONLY | os.O_APPEND)
+            os.write(file, b".")
+            os.close(file)
+
+
+def rings(bell: str | None) -> int | None:
+    """How often the bell was rung, or None where there is none."""
+    try:
+        return None if bell is None else os.stat(bell).st_size
+    except FileNotFoundError:
+        return None
 
 
 def digest_of(data: bytes) -> str:
