@@ -1,10 +1,10 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
-"""A small process that outlives a killed driver long enough to end what Ray leaves behind, and its folder.
+"""A small process that outlives its driver long enough to end what Ray leaves behind, and its folder.
 
     python -m relax.distributed.ray.reaper FOLDER      stdin: a pipe from the driver
 
-Ray's own reaper ends its daemons, but their agents wait a minute for a server that is gone. A driver that shuts down
-in order writes a byte first; then nothing is done here.
+Ray ends its daemons, but an agent that was still starting waits a minute for a server that is gone. A driver that has
+shut Ray down in order writes a byte: then nothing needs time to end by itself.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ class Reaper:
         )
 
     def dismiss(self) -> None:
-        """The driver has shut down in order."""
-        with contextlib.suppress(BrokenPipeError):
+        """The driver has shut Ray down in order: end what is left, at most ten seconds."""
+        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
             self._process.communicate(b"x", timeout=10.0)
 
 
 def main(folder: str) -> None:
-    if sys.stdin.buffer.read(1):
-        return
-    time.sleep(GRACE_S)
+    driver = os.getppid()  # has its own log below the folder
+    if not sys.stdin.buffer.read(1):
+        time.sleep(GRACE_S)
     for pid in holders(folder):
+        if pid == driver:
+            continue
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
