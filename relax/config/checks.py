@@ -106,14 +106,17 @@ def micro_batches(config: RunConfig) -> Iterator[str]:
 
 def modes(config: RunConfig) -> Iterator[str]:
     cluster = config.cluster
-    if cluster.fully_async and cluster.colocate:
+    given = [option_name(name) for name in ("fully_async", "colocate", "hybrid") if getattr(cluster, name)]
+    if given == ["--fully-async", "--colocate"]:
         yield (
-            "--fully-async and --colocate exclude each other: async roles own their cards. Both together is what "
-            "--hybrid stands for, known but not available in this version; keep one of the two"
+            "--fully-async and --colocate exclude each other: async roles own their cards. Roles that overlap, with "
+            "reference and old log-probs computed by the actor, are --hybrid alone; keep one of the three"
         )
-    elif cluster.max_staleness > 0 and not cluster.fully_async:
+    elif len(given) > 1:
+        yield f"{' and '.join(given)} name different modes: keep one"
+    elif cluster.max_staleness > 0 and not config.overlaps:
         yield (
-            f"--max-staleness {cluster.max_staleness} needs --fully-async: "
+            f"--max-staleness {cluster.max_staleness} needs --fully-async or --hybrid: "
             f"{'with --colocate' if cluster.colocate else 'otherwise'} generation and training alternate, so use 0"
         )
     if cluster.update_weights_interval - 1 > cluster.max_staleness:
@@ -153,6 +156,12 @@ def resources(config: RunConfig) -> Iterator[str]:
             f"which gives actor {roles['actor'].gpus}"
         )
     present = ", ".join(roles)
+    idle = " and ".join(role for role in ("reference", "actor_fwd") if role in roles)
+    if cluster.hybrid and idle:
+        yield (
+            f"--hybrid lets the actor do the work of {idle}, so the cards of {idle} in --resource would stand idle: "
+            "take the entry out, or use --fully-async"
+        )
     if cluster.fully_async and config.uses_kl and "reference" not in roles:
         yield (
             f'--fully-async with a KL term needs "reference" in --resource, which has {present}: '

@@ -88,7 +88,7 @@ def _unused_roles(config: RunConfig) -> Iterator[str]:
 
 def _batches(config: RunConfig) -> Iterator[str]:
     filtered = config.rollout.dynamic_sampling_filter_path is not None
-    if config.over_sampling_surplus > 0 and not filtered and not config.cluster.fully_async:
+    if config.over_sampling_surplus > 0 and not filtered and not config.overlaps:
         yield "--over-sampling-batch-size without a filter: surplus groups of each round are generated and dropped"
     if config.global_batch_size < config.data_parallel_size:
         batch = config.train.global_batch_size

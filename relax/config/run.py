@@ -103,8 +103,15 @@ class RunConfig:
 
     @property
     def mode(self) -> str:
-        """fully_async (roles overlap) or colocate (they alternate; on the same cards only with --colocate)."""
+        """fully_async, hybrid (roles overlap) or colocate (they alternate; on the same cards only with --colocate)."""
+        if self.cluster.hybrid:
+            return "hybrid"
         return "fully_async" if self.cluster.fully_async else "colocate"
+
+    @property
+    def overlaps(self) -> bool:
+        """Engines generate while the trainer works."""
+        return self.mode != "colocate"
 
     @property
     def prompts_per_rollout(self) -> int:

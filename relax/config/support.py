@@ -19,9 +19,6 @@ PENDING: frozenset[str] = frozenset(
 )
 
 _LATER = {
-    "hybrid mode (use --fully-async or --colocate)": """
-        hybrid
-    """,
     "GSPO, SAPO, CISPO, M2PO, PPO and the other estimators": """
         normalize-advantages gamma lambd value-clip num-critic-only-steps critic-num-nodes
         critic-num-gpus-per-node disable-compute-advantages-and-returns

@@ -50,7 +50,7 @@ PATIENCE_S = 60.0  # one long poll of the rollout role
 class LoopSettings:
     """What the loop does besides generating and training. Intervals count rollouts."""
 
-    mode: str  # "colocate" | "fully_async"
+    mode: str  # "colocate" (actor and engines take turns) | "fully_async" | "hybrid"
     tables: tuple[str, ...]  # of the actor's reads, besides rollout and media
     update_weights_interval: int = 1
     ref_update_interval: int | None = None

@@ -21,6 +21,11 @@ class ClusterConfig(Section):
     )
     colocate: bool = flag(False, help="Actor and rollout take turns on the same cards (strictly on-policy).")
     fully_async: bool = flag(False, help="Every role works at its own pace on its own cards.")
+    hybrid: bool = flag(
+        False,
+        help="Actor and rollout work at their own pace on their own cards; the actor computes reference and old "
+        "log-probs by itself, from copies of the weights.",
+    )
     max_staleness: int = flag(
         0,
         help="Rollouts that generation may be ahead of the installed weights (RL); producer lead in steps (SFT).",

@@ -46,8 +46,18 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "a group of one": ({"n_samples_per_prompt": 1}, "--n-samples-per-prompt 1 leaves grpo nothing to compare"),
     "dynamic batches without a size": ({"use_dynamic_batch_size": True}, "needs --max-tokens-per-gpu"),
     "a size without dynamic batches": ({"max_tokens_per_gpu": 9216}, "no effect without --use-dynamic-batch-size"),
-    "two modes": ({"fully_async": True, "colocate": True}, "--hybrid stands for, known but not available"),
-    "staleness without async": ({"max_staleness": 1}, "--max-staleness 1 needs --fully-async"),
+    "two modes": ({"fully_async": True, "colocate": True}, "are --hybrid alone; keep one of the three"),
+    "hybrid on shared cards": ({"hybrid": True, "colocate": True}, "--colocate and --hybrid name different modes"),
+    "hybrid and async": ({"hybrid": True, "fully_async": True}, "--fully-async and --hybrid name different modes"),
+    "hybrid with a role that the actor stands for": (
+        {"hybrid": True, "resource": {"actor": [1, 1], "rollout": [1, 1], "reference": [1, 1]}},
+        "--hybrid lets the actor do the work of reference",
+    ),
+    "an interval that stops a hybrid run": (
+        {"hybrid": True, "max_staleness": 1, "update_weights_interval": 3},
+        "--update-weights-interval 3 would stop the run",
+    ),
+    "staleness without async": ({"max_staleness": 1}, "--max-staleness 1 needs --fully-async or --hybrid"),
     "staleness with shared cards": ({"max_staleness": 1, "colocate": True}, "with --colocate generation and training"),
     "an interval that stops the run": (
         ASYNC | {"update_weights_interval": 3},
@@ -191,6 +201,7 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "a group of one without normalisation": {"n_samples_per_prompt": 1, "disable_rewards_normalization": True},
     "several steps a rollout": {"rollout_batch_size": 8, "global_batch_size": 4},
     "colocate": {"colocate": True, "max_staleness": 0},
+    "hybrid, ahead of the weights": {"hybrid": True, "max_staleness": 2, "use_kl_loss": True, "kl_loss_coef": 0.1},
     "tis with its role": ASYNC
     | {"use_tis": True, "resource": {"actor": [1, 1], "rollout": [1, 1], "actor_fwd": [1, 1], "advantages": [1, 0]}},
     "the usual media limits with SGLang": {"rollout_backend": "sglang", "sglang_python": "python", "video_fps": 2.0},

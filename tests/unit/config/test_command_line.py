@@ -49,7 +49,6 @@ def test_rounds_and_engines_are_told_apart(word: str) -> None:  # C2
 @pytest.mark.parametrize(
     ("word", "feature"),
     [
-        ("--hybrid", "hybrid mode"),
         ("--lora-rank", "LoRA"),
         ("--enable-mtp-training", "MTP training"),
         ("--sft-predict-interval", "SFT"),

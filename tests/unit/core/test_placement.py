@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from relax.config.resources import parse_resource
-from relax.core.placement import check_one_node
+from relax.core.placement import check_one_node, group_sizes
 from relax.utils.errors import ConfigError
 
 FOUR = parse_resource({"actor": [1, 2], "rollout": [1, 2]})
@@ -20,3 +20,10 @@ def test_a_run_that_fits_only_on_several_nodes_is_refused_and_told_to_need_one_n
 def test_one_node_with_as_many_cards_is_enough():
     check_one_node(FOUR, colocate=False, here=4, total=6)
     check_one_node(FOUR, colocate=True, here=2, total=6)  # actor and rollout share theirs
+
+
+def test_colocate_shares_the_cards_of_the_larger_role_and_other_modes_give_each_role_its_own():
+    five = parse_resource({"actor": [1, 2], "rollout": [1, 3], "reference": [1, 1], "advantages": [1, 0]})
+    assert group_sizes(five, colocate=True) == {"shared": 3, "reference": 1}
+    assert group_sizes(five, colocate=False) == {"actor": 2, "rollout": 3, "reference": 1}
+    assert group_sizes(FOUR, colocate=False) == {"actor": 2, "rollout": 2}  # hybrid
