@@ -83,6 +83,7 @@ class StepStats:
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
     grad_norm: float | None = None  # after division by the divisor, before the clip
+    gradient: dict[str, float] = field(default_factory=dict)  # norm of each tensor on this rank, undivided
     lr: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 

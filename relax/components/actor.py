@@ -14,7 +14,7 @@ import numpy as np
 from relax.backends.base import LossFunction, ModelSpec, OptimizerSpec, Part, RankInfo, StepStats, TrainBackend
 from relax.components.base import Role
 from relax.components.messages import TrainReport, TrainTask
-from relax.components.training_data import BatchSettings, make_plan, read_parts
+from relax.components.training_data import BatchSettings, make_plan, part_checksums, read_parts
 from relax.distributed.bus.base import Bus
 from relax.distributed.checkpoint_service.base import WeightManifest, WeightPublisher
 from relax.engine.train_step import train_rollout
@@ -90,14 +90,12 @@ class Actor(Role):
             deadline_s=self._deadline_s,
         )
         wait_s = self._clock.now() - waited
-        stats, difference, seconds = await self._blocking(self._train, task, parts)
+        report = await self._blocking(self._train, task, parts)
         self.step = task.rollout_id + 1
-        report = _report(task.rollout_id, stats, {"data_wait": wait_s, **seconds}, difference)
-        return replace(report, stop_requested=self.stop_requested)
+        seconds = {"data_wait": wait_s, **report.seconds}
+        return replace(report, seconds=seconds, stop_requested=self.stop_requested)
 
-    def _train(
-        self, task: TrainTask, parts: list[Part]
-    ) -> tuple[list[StepStats], EngineDifference | None, dict[str, float]]:
+    def _train(self, task: TrainTask, parts: list[Part]) -> TrainReport:
         seconds: dict[str, float] = {}
         if task.score_reference:
             start = self._clock.now()
@@ -116,7 +114,8 @@ class Actor(Role):
                 "temperatures, media or tokens, or the engine reports log-probs before temperature and truncation: "
                 "training on them would be wrong in silence"
             )
-        return train_rollout(self._backend, parts, self._loss, task.divisors), difference, seconds
+        stats = train_rollout(self._backend, parts, self._loss, task.divisors)
+        return _report(task.rollout_id, stats, seconds, difference, part_checksums(parts))
 
     def _scored(self, part: Part, column: str, *, tag: str) -> Part:
         """The part with one more column, computed by a forward pass under the weights `tag`."""
@@ -188,7 +187,11 @@ class Actor(Role):
 
 
 def _report(
-    rollout_id: int, stats: Sequence[StepStats], seconds: dict[str, float], difference: EngineDifference | None
+    rollout_id: int,
+    stats: Sequence[StepStats],
+    seconds: dict[str, float],
+    difference: EngineDifference | None,
+    checksums: dict[str, dict[tuple[int, int], str]],
 ) -> TrainReport:
     sums: dict[str, list[float]] = {}
     for step in stats:
@@ -207,4 +210,9 @@ def _report(
         gauges={name: value for name, value in gauges.items() if value is not None},
         seconds=seconds,
         engine_difference_max=None if difference is None else difference.max,
+        steps=tuple(
+            {"sums": s.sums, "counts": s.counts, "grad_norm": s.grad_norm, "lr": s.lr, "gradient": s.gradient}
+            for s in stats
+        ),
+        checksums=checksums,
     )

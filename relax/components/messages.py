@@ -102,6 +102,8 @@ class TrainReport:
     gauges: Mapping[str, float]  # of the last step
     seconds: Mapping[str, float]
     engine_difference_max: float | None = None  # |engine - trainer| log-prob before the first step, nats
+    steps: tuple[Mapping[str, Any], ...] = ()  # one an optimizer step, as `events.Trained` keeps it, without divisor
+    checksums: Mapping[str, Mapping[tuple[int, int], str]] = field(default_factory=dict)  # {column: {uid: crc32}}
     stop_requested: bool = False
 
 

@@ -244,7 +244,7 @@ class Rollout(Role):
         entry = self._trace.write(block)
         seconds = sum(finished.seconds.values())
         self._journal.append(
-            ev.Completed(finished.group, entry.file, entry.offset, entry.length, entry.digest, seconds)
+            ev.Completed(finished.group, entry.file, entry.offset, entry.length, entry.digest, seconds, entry.columns)
         )
         self._journal.append(ev.Rewarded(finished.group, tuple(raw)))
         return ReadyGroup(finished, block, media)

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from relax.backends.base import Part
 from relax.components.messages import ReleasedGroup, partition_of
 from relax.data.columns import TrainSequence, media_from_columns, sequences
 from relax.distributed.bus.base import Bus
 from relax.schedule.batch_plan import BatchPlan, plan_batches, plan_groups
+from relax.utils.types import MediaFeatures
 
 
 @dataclass(frozen=True)
@@ -75,3 +79,28 @@ async def read_parts(
         for place, sequence in enumerate(sequences(rows["rollout"][group].columns, *others, media=features)):
             found[(group, place)] = sequence
     return [Part(tuple(tuple(found[uid] for uid in micro) for micro in step)) for step in mine]
+
+
+def part_checksums(parts: Iterable[Part]) -> dict[str, dict[tuple[int, int], str]]:
+    """{column: {uid: crc32 in hex}} of everything that the sequences are trained on, tokens and media included."""
+    sums: dict[str, dict[tuple[int, int], str]] = {}
+    media: dict[int, int] = {}  # id(item) -> crc32: the samples of a group share their items
+    for sequence in (s for part in parts for micro in part.micro_batches for s in micro):
+        columns = {"tokens": sequence.tokens, "loss_mask": sequence.loss_mask, **sequence.columns}
+        for name, values in columns.items():
+            sums.setdefault(name, {})[sequence.uid] = f"{zlib.crc32(np.ascontiguousarray(values)):08x}"
+        if sequence.media:
+            total = 0
+            for item in sequence.media:
+                if id(item) not in media:
+                    media[id(item)] = _media_checksum(item)
+                total = zlib.crc32(media[id(item)].to_bytes(4, "little"), total)
+            sums.setdefault("media", {})[sequence.uid] = f"{total:08x}"
+    return sums
+
+
+def _media_checksum(item: MediaFeatures) -> int:
+    total = zlib.crc32(f"{item.kind} {item.sha256} {item.num_tokens}".encode())
+    for name in sorted(item.tensors):
+        total = zlib.crc32(np.ascontiguousarray(item.tensors[name]), zlib.crc32(name.encode(), total))
+    return total

@@ -20,10 +20,14 @@ from typing import Any
 
 from relax.backends.base import RankInfo
 from relax.config.run import RunConfig
+from relax.config.stored import stored_config
 from relax.utils.errors import ConfigError
-from relax.utils.jsonl import dumps
+from relax.utils.jsonl import dumps, plain
 
 PACKAGES = ("torch", "transformers", "ray", "TransferQueue", "sglang-router", "safetensors", "numpy")
+
+
+STORED_FACTS = ("external", "eval_datasets", "custom")  # of the configuration, in manifest.json
 
 
 class RunFolder:
@@ -65,9 +69,14 @@ def choose_folder(config: RunConfig, run_id: str) -> RunFolder:
 
 
 def write_description(folder: RunFolder, config: RunConfig, run_id: str, **facts: object) -> None:
-    """`config.json` (every value and where it came from) and `manifest.json` (versions of what computes)."""
+    """`config.json` (every value and where it came from) and `manifest.json` (versions of what computes).
+
+    Together they hold the whole configuration: `read_config` is the inverse.
+    """
     values = {name: {"value": value, "origin": config.origin(name)} for name, value in sorted(config.values().items())}
     (folder.root / "config.json").write_text(dumps(values) + "\n")
+    given = {"external": config.external.given, "eval_datasets": config.eval_datasets, "custom": config.custom}
+    facts |= {name: plain(given[name]) for name in STORED_FACTS}
     versions = {}
     for name in PACKAGES:
         try:
@@ -83,6 +92,20 @@ def write_description(folder: RunFolder, config: RunConfig, run_id: str, **facts
         **facts,
     }
     (folder.root / "manifest.json").write_text(json.dumps(manifest, indent=1, default=str) + "\n")
+
+
+def read_config(root: Path) -> RunConfig:
+    """The configuration of the run below `root`, as its last incarnation had it."""
+    try:
+        values = json.loads((root / "config.json").read_text())
+        manifest = json.loads((root / "manifest.json").read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"--run {root}: there is no {Path(error.filename).name}; give a folder that `relax train` has written"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--run {root}: config.json or manifest.json cannot be read: {error}") from error
+    return stored_config(values, **{name: manifest[name] for name in STORED_FACTS if name in manifest})
 
 
 def add_facts(folder: RunFolder, **facts: object) -> None:

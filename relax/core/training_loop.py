@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -244,6 +244,7 @@ class TrainingLoop:
         self.decide(ev.Stepped(rollout_id, self.digest))
         for group in groups:
             self._orders.pop(group.group, None)
+        self.journal.append(trained_event(report, advantages.divisors))
         self.journal.append(ev.Timing("train", rollout_id, started, self.clock.now() - started))
         self.metrics.trained(release, advantages, report)
         await self.roles.rollout.drop(partition_of(rollout_id))
@@ -254,7 +255,7 @@ class TrainingLoop:
         """Engines start with whatever they loaded; nothing is sampled before they hold the trainer's weights."""
         version = self.scheduler.stepped
         manifest = await self.roles.actor.publish(version)
-        self.decide(ev.Published(version))
+        self._published(manifest)
         for status in self._usable(await self.roles.rollout.install(manifest)):
             self.decide(ev.EngineJoined(status.engine, version))
         await self._tell_versions(manifest)
@@ -271,7 +272,7 @@ class TrainingLoop:
             self._eval = None
         started = self.clock.now()
         manifest = await self.roles.actor.publish(version)
-        self.decide(ev.Published(version))
+        self._published(manifest)
         shared = self.settings.mode == "colocate"
         if self.roles.actor_fwd is not None:
             await self.roles.actor_fwd.load_version(manifest)
@@ -290,6 +291,10 @@ class TrainingLoop:
         await self._tell_versions(manifest)
         self.metrics.synced(self.clock.now() - started, max((s.stall_s for s in statuses), default=0.0))
         await self._notify()
+
+    def _published(self, manifest: WeightManifest) -> None:
+        self.journal.append(ev.Weights(manifest.version, {entry.name: entry.checksum for entry in manifest.tensors}))
+        self.decide(ev.Published(manifest.version))
 
     async def _tell_versions(self, manifest: WeightManifest) -> None:
         if self.on_versions is not None:
@@ -377,6 +382,20 @@ def chain_digest(digest: str, groups: tuple[ReleasedGroup, ...]) -> str:
     """The digest of everything trained so far: one hash over the previous one and this rollout's groups."""
     text = digest + "".join(f"|{g.group}:{g.digest}" for g in groups)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def trained_event(report: TrainReport, divisors: Sequence[float]) -> ev.Trained:
+    """A training report as the journal keeps it."""
+    uids = sorted({uid for by_uid in report.checksums.values() for uid in by_uid})
+    return ev.Trained(
+        report.rollout_id,
+        tuple(f"{group}.{place}" for group, place in uids),
+        {
+            column: "".join(by_uid.get(uid, ev.NO_CHECKSUM) for uid in uids)
+            for column, by_uid in sorted(report.checksums.items())
+        },
+        tuple({"divisor": d, **step} for d, step in zip(divisors, report.steps, strict=False)),
+    )
 
 
 def first_error(group: BaseExceptionGroup) -> BaseException:

@@ -3,16 +3,24 @@
 
 `{run_dir}/trace/{name}.safetensors` holds one block a group, back to back; each block is a whole safetensors file of
 its own. The journal's `completed` event says where a block lies, how long it is and what its digest is, so the bus can
-be refilled from here and any number of a curve recomputed.
+be refilled from here and any number of a curve recomputed. It also has the crc32 of each column and of the header, so
+damage has a name: see `find_damage`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from relax.distributed.bus.base import Block, decode_block, encode_block
+import numpy as np
+
+from relax.distributed.bus.base import SAFETENSORS_DTYPES, Block, decode_block, encode_block
 from relax.utils.errors import DataError
 
 
@@ -22,6 +30,10 @@ class TraceEntry:
     offset: int
     length: int
     digest: str
+    columns: Mapping[str, str] = field(default_factory=dict)  # {column, or HEADER: crc32 in hex}; {}: an older run
+
+
+HEADER = "(header)"  # the safetensors header of a block, as `TraceEntry.columns` calls it
 
 
 class TraceWriter:
@@ -46,7 +58,7 @@ class TraceWriter:
         data, offset = encode_block(block), self._file.tell()
         self._file.write(data)
         self._file.flush()  # the journal may only name bytes that a reader can see
-        return TraceEntry(f"{self._name}.safetensors", offset, len(data), block.digest)
+        return TraceEntry(f"{self._name}.safetensors", offset, len(data), block.digest, _checksums(data))
 
     def close(self) -> None:
         if self._file is not None:
@@ -66,3 +78,99 @@ def read_block(folder: Path, entry: TraceEntry) -> Block:
     if block.digest != entry.digest:
         raise DataError(f"digest {block.digest} differs from the journal's {entry.digest}", where=where)
     return block
+
+
+# ---------------------------------------------------------------------- damage
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What is wrong with a block. `place` is the flat element of a column, None when more than one bit differs."""
+
+    field: str  # a column, HEADER, or "(end)" of a file that is too short
+    recorded: str  # value or checksum
+    found: str
+    place: int | None = None
+
+
+def find_damage(folder: Path, entry: TraceEntry) -> Damage | None:
+    """The first field of a block that is not what the journal says, or None. Blocks of any content can be asked.
+
+    Raises DataError when there is no such file.
+    """
+    path = folder / entry.file
+    try:
+        with open(path, "rb") as file:
+            file.seek(entry.offset)
+            data = file.read(entry.length)
+    except OSError as error:
+        raise DataError(f"the trace cannot be read: {error.strerror}", where=str(path)) from error
+    if len(data) != entry.length:
+        return Damage("(end)", f"{entry.length} bytes", f"{len(data)} bytes")
+    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+    if digest == entry.digest:
+        return None
+    if not entry.columns:  # an older run, whose journal has no checksums of columns
+        return Damage("(block)", entry.digest, digest)
+    header = _header_checksum(data)
+    if header != entry.columns[HEADER]:  # nothing behind it can be told apart
+        return Damage(HEADER, f"crc32 {entry.columns[HEADER]}", f"crc32 {header}")
+    found = _checksums(data)
+    name = next(name for name in entry.columns if found[name] != entry.columns[name])
+    return _name_flip(data, name, entry.columns[name], found[name])
+
+
+def _checksums(data: bytes) -> dict[str, str]:
+    """{column, or HEADER: crc32 in hex} of a block's bytes."""
+    sums = {HEADER: _header_checksum(data)}
+    for name, (start, stop, _) in _columns(data).items():
+        sums[name] = f"{zlib.crc32(data[start:stop]):08x}"
+    return sums
+
+
+def _header_checksum(data: bytes) -> str:
+    return f"{zlib.crc32(data[: _header_end(data)]):08x}"
+
+
+def _header_end(data: bytes) -> int:
+    (size,) = struct.unpack_from("<Q", data, 0)
+    return min(8 + size, len(data))
+
+
+def _columns(data: bytes) -> dict[str, tuple[int, int, str]]:
+    """{column: (first byte, end, dtype word)}"""
+    end = _header_end(data)
+    header = json.loads(data[8:end])
+    header.pop("__metadata__")
+    return {
+        name: (end + entry["data_offsets"][0], end + entry["data_offsets"][1], entry["dtype"])
+        for name, entry in header.items()
+    }
+
+
+def _name_flip(data: bytes, name: str, recorded: str, found: str) -> Damage:
+    """The element that one flipped bit changed, with both values; both checksums when it was more than a bit."""
+    start, stop, word = _columns(data)[name]
+    raw = bytearray(data[start:stop])
+    bit = flipped_bit(int(recorded, 16), raw)
+    if bit is None:
+        return Damage(name, f"crc32 {recorded}", f"crc32 {found}")
+    dtype = np.dtype(SAFETENSORS_DTYPES[word])
+    place = bit // 8 // dtype.itemsize
+    after = np.frombuffer(raw, dtype)[place].item()
+    raw[bit // 8] ^= 1 << bit % 8
+    return Damage(name, repr(np.frombuffer(raw, dtype)[place].item()), repr(after), place)
+
+
+def flipped_bit(recorded: int, data: bytes | bytearray) -> int | None:
+    """The place of the one bit of `data` whose change explains its crc32, or None when no single bit does.
+
+    crc32 is linear, so a flip changes it by an amount that depends on the distance to the end alone: the register 1
+    after that many zero bits. Bit 0 is the lowest of the first byte.
+    """
+    change, register = zlib.crc32(data) ^ recorded, 1
+    for distance in range(1, 8 * len(data) + 1):
+        register = register >> 1 ^ (0xEDB88320 if register & 1 else 0)
+        if register == change:
+            return 8 * len(data) - distance
+    return None

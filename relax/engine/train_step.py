@@ -25,7 +25,7 @@ def train_step(backend: TrainBackend, parts: Sequence[Part], loss: LossFunction,
     for part in parts:
         _add(total, backend.backward(part, loss))
     stepped = backend.step(divisor)
-    total.grad_norm, total.lr = stepped.grad_norm, stepped.lr
+    total.grad_norm, total.lr, total.gradient = stepped.grad_norm, stepped.lr, stepped.gradient
     _add(total, stepped)
     return total
 

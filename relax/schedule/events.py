@@ -8,10 +8,14 @@ equal decisions.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
+from relax.utils.jsonl import plain
+
 SCHEMA = 1
+NO_CHECKSUM = "-" * 8  # of a sample that a column has nothing for, such as media of a text prompt
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ class Ended(Event):
 
 @dataclass(frozen=True)
 class Completed(Event):
-    """A group is whole in the trace: where, and the digest of its block."""
+    """A group is whole in the trace: where, the digest of its block, and the crc32 of each column and the header."""
 
     kind = "completed"
     decision = False
@@ -156,6 +160,7 @@ class Completed(Event):
     length: int
     digest: str
     seconds: float
+    columns: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,34 @@ class Rewarded(Event):
 
     def to_json(self) -> dict[str, Any]:
         return {**super().to_json(), "rewards": [r if math.isfinite(r) else None for r in self.rewards]}
+
+
+@dataclass(frozen=True)
+class Trained(Event):
+    """What training a rollout computed, in checksums and sums: `relax replay` computes it again and compares.
+
+    With several ranks, samples, columns and gradients are those of rank 0; sums and counts are everybody's.
+    """
+
+    kind = "trained"
+    decision = False
+    rollout_id: int
+    samples: tuple[str, ...]  # "{group}.{place}", in uid order
+    columns: Mapping[str, str]  # what each sample was trained on: 8 hex digits of crc32 a sample, in that order
+    steps: tuple[Mapping[str, Any], ...]  # one an optimizer step: divisor, sums, counts, grad_norm, lr, gradient
+
+    def to_json(self) -> dict[str, Any]:
+        return plain(super().to_json())
+
+
+@dataclass(frozen=True)
+class Weights(Event):
+    """The checksum of each tensor of a published version."""
+
+    kind = "weights"
+    decision = False
+    version: int
+    tensors: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -202,6 +235,8 @@ EVENTS: dict[str, type[Event]] = {
         Ended,
         Completed,
         Rewarded,
+        Trained,
+        Weights,
         Timing,
     )
 }

@@ -238,8 +238,8 @@ class FsdpBackend:
         if not (math.isfinite(divisor) and divisor > 0):
             raise Divergence(f"optimizer step {self.num_steps}: divisor {divisor}; no trained tokens in this step?")
         start = time.perf_counter()
-        norm, rate = self._adam.step(divisor)
-        return StepStats(grad_norm=norm, lr=rate, seconds={"step": time.perf_counter() - start})
+        norm, rate, gradient = self._adam.step(divisor)
+        return StepStats(grad_norm=norm, gradient=gradient, lr=rate, seconds={"step": time.perf_counter() - start})
 
     def _check_needs(self, needs: frozenset[str]) -> frozenset[str]:
         unknown = needs - _NEEDS

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +74,14 @@ class Shard:
             self.parameter.data.copy_(self.master.data)
 
 
+class Update(NamedTuple):
+    """What one optimizer step measured."""
+
+    norm: float  # of the divided gradient, over all ranks, before the clip
+    rate: float
+    gradient: dict[str, float]  # {tensor: norm of this rank's undivided gradient}
+
+
 class ShardedAdamW:
     """One optimizer a rank. Matrices decay, vectors (norms, biases) do not."""
 
@@ -87,10 +96,11 @@ class ShardedAdamW:
         )
 
     @torch.no_grad()
-    def step(self, divisor: float) -> tuple[float, float]:
-        """Divide by `divisor`, clip, update, clear. Returns (norm of the divided gradient, learning rate)."""
+    def step(self, divisor: float) -> Update:
+        """Divide by `divisor`, clip, update, clear."""
         grads = {shard.name: grad for shard in self.shards if (grad := shard.collect()) is not None}
-        norm = self._norm(grads) / divisor
+        norms = dict(zip(grads, torch._foreach_norm(list(grads.values())), strict=True)) if grads else {}
+        norm = self._total(norms) / divisor
         if not math.isfinite(norm):
             self._diverged(grads)
         scale = 1.0 / divisor
@@ -106,13 +116,15 @@ class ShardedAdamW:
         for shard in self.shards:
             shard.clear()
             shard.publish()
-        return norm, rate
+        return Update(
+            norm, rate, dict(zip(norms, torch.stack(list(norms.values())).tolist(), strict=True)) if norms else {}
+        )
 
-    def _norm(self, grads: dict[str, Tensor]) -> float:
-        """Norm over all ranks. Squares are added in float64, in a fixed order."""
+    def _total(self, norms: dict[str, Tensor]) -> float:
+        """Norm over all tensors and ranks. Squares are added in float64, in a fixed order."""
         total = torch.zeros(1, dtype=torch.float64, device=self.ranks.device)
-        if grads:
-            total += torch.stack(torch._foreach_norm(list(grads.values()))).double().square().sum()
+        if norms:
+            total += torch.stack(list(norms.values())).double().square().sum()
         return float(self.ranks.sum(total)) ** 0.5
 
     def _diverged(self, grads: dict[str, Tensor]) -> None:

@@ -149,6 +149,7 @@ class TinyTrain:
         assert self._optimizer is not None
         if not (math.isfinite(divisor) and divisor > 0):
             raise Divergence(f"optimizer step {self.num_steps}: divisor {divisor}; no trained tokens in this step?")
+        undivided = float(np.sqrt((self._gradient**2).sum()))
         gradient = self._gradient / divisor
         norm = float(np.sqrt((gradient**2).sum()))
         if not math.isfinite(norm):
@@ -158,7 +159,7 @@ class TinyTrain:
         self.table -= self._optimizer.lr * scale * gradient
         self._gradient = np.zeros_like(self.table)
         self.num_steps += 1
-        return StepStats(grad_norm=norm, lr=self._optimizer.lr)
+        return StepStats(grad_norm=norm, gradient={WEIGHT_NAME: undivided}, lr=self._optimizer.lr)
 
     def _log_probs(self, table: np.ndarray) -> np.ndarray:
         model = self._awake()

@@ -50,7 +50,7 @@ class Block:
         return hashlib.blake2b(encode_block(self), digest_size=16).hexdigest()
 
 
-_SAFETENSORS_DTYPES = {
+SAFETENSORS_DTYPES = {
     "F64": "<f8",
     "F32": "<f4",
     "F16": "<f2",
@@ -64,7 +64,7 @@ _SAFETENSORS_DTYPES = {
     "U8": "|u1",
     "BOOL": "|b1",
 }
-_DTYPE_NAMES = {text: name for name, text in _SAFETENSORS_DTYPES.items()}
+_DTYPE_NAMES = {text: name for name, text in SAFETENSORS_DTYPES.items()}
 
 
 def encode_block(block: Block) -> bytes:
@@ -95,7 +95,7 @@ def decode_block(data: bytes | memoryview) -> Block:
     columns = {}
     for name, entry in header.items():
         start, end = entry["data_offsets"]
-        dtype = np.dtype(_SAFETENSORS_DTYPES[entry["dtype"]])
+        dtype = np.dtype(SAFETENSORS_DTYPES[entry["dtype"]])
         flat = np.frombuffer(view, dtype, (end - start) // dtype.itemsize, 8 + size + start)
         columns[name] = flat.reshape(entry["shape"])
     return Block(uid, columns)

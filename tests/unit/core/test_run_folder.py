@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from relax.backends.base import RankInfo
-from relax.config.run import default_config
+from relax.config.machine import Machine
+from relax.config.run import default_config, parse_args
 from relax.core.run_folder import (
     PACKAGES,
     RunFolder,
@@ -19,8 +20,10 @@ from relax.core.run_folder import (
     choose_folder,
     exactness,
     new_run_id,
+    read_config,
     write_description,
 )
+from relax.utils.errors import ConfigError
 
 
 def config(save: str | None = None, name: str | None = None):
@@ -29,6 +32,9 @@ def config(save: str | None = None, name: str | None = None):
         checkpoint=SimpleNamespace(save=save),
         cluster=SimpleNamespace(run_name=name),
         values=lambda: values,
+        external=SimpleNamespace(given=()),
+        eval_datasets=(),
+        custom={},
         origin=lambda key: {"lr": "default"}.get(key, "command line"),
     )
 
@@ -91,3 +97,39 @@ def test_engines_of_another_dtype_are_not_exact_though_each_side_is():
 
 def test_run_ids_differ():
     assert len({new_run_id() for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"],
+        ["--fully-async", "--max-staleness", "2", "--use-rollout-logprobs", "--lr", "3e-7"],
+        ["--multimodal-keys", '{"image": "pictures"}', "--apply-chat-template"],
+        ["--eval-prompt-data", "a", "a.jsonl", "b", "b.jsonl", "--eval-interval", "2"],
+        ["--custom-config-path", "custom.yaml"],
+    ],
+    ids=lambda words: words[0] if words else "plain",
+)
+def test_the_configuration_comes_back_from_the_folder_as_it_was(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "custom.yaml").write_text("dice_turns: 2\nnested: {a: [1, 2.5]}\n")
+    short = ["--hf-checkpoint", "m", "--prompt-data", "p.jsonl", "--rm-type", "math", "--rollout-batch-size", "4"]
+    short += ["--n-samples-per-prompt", "2"]
+    config = parse_args([*short, "--num-rollout", "3", *words], machine=Machine())
+    write_description(RunFolder(tmp_path), config, "abc")
+    add_facts(RunFolder(tmp_path), exact=True)
+    (tmp_path / "custom.yaml").unlink()  # the folder alone is enough
+    found = read_config(tmp_path)
+    assert found.values() == config.values()
+    for name in ("external", "eval_datasets", "custom", "origins"):
+        assert getattr(found, name) == getattr(config, name), name
+    assert found.flat() == config.flat()
+
+
+def test_a_folder_that_no_run_has_written_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"--run .*: there is no config.json; give a folder that `relax train`"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_config(tmp_path)

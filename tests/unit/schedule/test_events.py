@@ -16,6 +16,8 @@ KINDS = sorted(ev.EVENTS)
 def example(kind: str) -> ev.Event:
     """An event of the kind with values of the right types."""
     values = {"int": 3, "str": "x", "float": 1.5, "bool": True, "tuple[int, ...]": (1, 2), "tuple[float, ...]": (0.5,)}
+    values |= {"tuple[str, ...]": ("3.0", "3.1"), "Mapping[str, str]": {"x": "0badcafe"}}
+    values |= {"tuple[Mapping[str, Any], ...]": ({"divisor": 2.0, "sums": {"x": 0.1}},)}
     cls = ev.EVENTS[kind]
     return cls(**{field.name: values[field.type] for field in dataclasses.fields(cls)})
 
@@ -34,7 +36,18 @@ def test_every_class_is_known_by_its_kind():
 
 
 def test_observations_are_told_from_decisions():
-    assert {kind for kind, event in ev.EVENTS.items() if not event.decision} == {"completed", "rewarded", "timing"}
+    assert {kind for kind, event in ev.EVENTS.items() if not event.decision} == {
+        "completed",
+        "rewarded",
+        "timing",
+        "trained",
+        "weights",
+    }
+
+
+def test_a_sum_that_is_no_number_is_text_that_every_json_reader_takes():
+    event = ev.Trained(3, (), {}, ({"divisor": 1.0, "sums": {"ratio": float("inf")}},))
+    assert '"ratio": "inf"' in json.dumps(event.to_json(), allow_nan=False)
 
 
 def test_an_unknown_kind_is_none():
