@@ -62,6 +62,7 @@ def test_errors_name_flags_that_exist() -> None:
     package = Path(relax.__path__[0])
     known = {option_name(name) for name in SECTION_OF} | {option_name(f"no_{name}") for name in SECTION_OF}
     known |= {"--help", "--dry-run", "--head", "--resources"}  # the last two are of `ray start`
+    known |= {"--run", "--step", "--sample", "--metric"}  # of `relax replay` and `relax why`
     unknown = {}
     for file in package.rglob("*.py"):
         if "native" in file.parts or "sglang" in file.parts:  # they name flags of the engine's own command
