@@ -44,7 +44,7 @@ def trace_blocks(world: World) -> dict[int, tuple[str, dict[str, np.ndarray]]]:
     """{group: (digest of the bytes, columns)}, read by the format's description alone."""
     out = {}
     for event in world.journal.events:
-        if isinstance(event, ev.Completed):
+        if isinstance(event, ev.Completed | ev.Restored):
             data = (world.folder / "trace" / event.file).read_bytes()[event.offset : event.offset + event.length]
             out[event.group] = (hashlib.blake2b(data, digest_size=16).hexdigest(), safetensors(data))
     return out
@@ -62,7 +62,7 @@ def safetensors(data: bytes) -> dict[str, np.ndarray]:
     return columns
 
 
-def of_kind(events: list[ev.Event], kind: type) -> list[Any]:
+def of_kind(events: list[ev.Event], kind: Any) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
 
 
@@ -77,6 +77,10 @@ def life_cycle(events: list[ev.Event]) -> list[str]:
             if event.group in state:
                 found.append(f"group {event.group} was admitted twice")
             state[event.group] = "admitted"
+        elif isinstance(event, ev.Restored):
+            if event.group in state:
+                found.append(f"group {event.group} was restored while {state[event.group]}")
+            state[event.group] = "accepted"
         elif isinstance(event, ev.Accepted):
             if state.get(event.group) != "admitted":
                 found.append(f"group {event.group} was accepted while {state.get(event.group)}")
@@ -115,7 +119,7 @@ def order_of_events(events: list[ev.Event]) -> list[str]:
     """Traced before accepted; bound, taken, trained, published, installed in this order."""
     found, traced, bound, taken, stepped, published = [], set(), set(), set(), 0, -1
     for event in events:
-        if isinstance(event, ev.Completed):
+        if isinstance(event, ev.Completed | ev.Restored):
             traced.add(event.group)
         elif isinstance(event, ev.Accepted) and event.group not in traced:
             found.append(f"group {event.group} was accepted before it was in the trace")
@@ -152,6 +156,10 @@ def gate(plan: Plan, events: list[ev.Event]) -> list[str]:
                 found.append(f"{len(open_groups)} groups are open at the admission of {event.group}, limit {limit}")
             if min(engines.values()) + plan.staleness < next_rollout:
                 found.append(f"group {event.group} was admitted too late for every rollout to come")
+        elif isinstance(event, ev.Restored):
+            open_groups[event.group] = None
+            if len(open_groups) > limit:
+                found.append(f"{len(open_groups)} groups are open once {event.group} is restored, limit {limit}")
         elif isinstance(event, ev.Dropped):
             del open_groups[event.group]
         elif isinstance(event, ev.Bound):
@@ -180,7 +188,7 @@ def ages(world: World, blocks: dict[int, tuple[str, dict[str, np.ndarray]]]) -> 
             age = event.rollout_id - int(sampled.min(initial=event.rollout_id))
             if age > world.plan.staleness:
                 found.append(f"a token of group {group} is {age} rollouts old, too old for rollout {event.rollout_id}")
-    for event in of_kind(world.journal.events, ev.Accepted):
+    for event in of_kind(world.journal.events, ev.Accepted | ev.Restored):
         versions = blocks[event.group][1]["weight_version"]
         if (event.oldest, event.newest) != (int(versions[versions >= 0].min()), int(versions.max())):
             found.append(f"group {event.group}: versions {event.oldest} to {event.newest} are not those of its tokens")
@@ -191,7 +199,7 @@ def digests(world: World, blocks: dict[int, tuple[str, dict[str, np.ndarray]]]) 
     """The journal's digests are those of the bytes in the trace, and the chain of trained groups follows from them."""
     found = [
         f"group {event.group}: the trace has other bytes than the journal says"
-        for event in of_kind(world.journal.events, ev.Completed)
+        for event in of_kind(world.journal.events, ev.Completed | ev.Restored)
         if blocks[event.group][0] != event.digest
     ]
     bound = {event.rollout_id: event.groups for event in of_kind(world.journal.events, ev.Bound)}

@@ -278,7 +278,7 @@ class World:
                 tables=tables,
                 update_weights_interval=plan.interval,
                 eval_interval=plan.eval_interval,
-                save_dir=self.folder / "checkpoints" if plan.save_interval else None,
+                save_dir=self.folder if plan.save_interval else None,
                 save_interval=plan.save_interval,
             ),
             clock=clock,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from relax.distributed.checkpoint_service.base import WeightManifest
+from relax.distributed.trace import TraceEntry
 
 PRODUCERS = {
     "rollout": "rollout",
@@ -51,6 +52,16 @@ class AcceptedGroup:
     group: int
     oldest: int  # smallest weight version of its sampled tokens
     newest: int
+    entry: TraceEntry  # where it lies in the trace
+
+
+@dataclass(frozen=True)
+class StoredGroup:
+    """A finished group that a checkpoint does not contain: a resume reads it back instead of generating it again."""
+
+    order: GroupOrder
+    version: int  # oldest serving version at its admission
+    accepted: AcceptedGroup
 
 
 @dataclass(frozen=True)
@@ -145,6 +156,10 @@ class RolloutHandle(Protocol):
         ...
 
     async def admit(self, orders: tuple[GroupOrder, ...]) -> None: ...
+
+    async def restore(self, groups: tuple[StoredGroup, ...], folder: str) -> tuple[AcceptedGroup, ...]:
+        """Take finished groups back from the trace in `folder`; returns those that are whole there."""
+        ...
 
     async def report(self, need: int, patience_s: float) -> RolloutReport:
         """Wait until `need` groups are accepted, or what runs can no longer give them, at most `patience_s`."""

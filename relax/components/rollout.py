@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from relax.components.messages import (
     ReleasedGroup,
     ReleaseReport,
     RolloutReport,
+    StoredGroup,
     partition_of,
     rollout_of,
 )
@@ -33,7 +34,7 @@ from relax.data.columns import group_columns, media_columns
 from relax.data.datasets import PromptDataset, RawRow
 from relax.distributed.bus.base import Block, Bus
 from relax.distributed.checkpoint_service.base import WeightManifest
-from relax.distributed.trace import TraceWriter
+from relax.distributed.trace import TraceEntry, TraceWriter, read_block, read_notes
 from relax.engine.rollout.groups import AdmittedGroup, FinishedGroup, GroupGenerator
 from relax.engine.rollout.prompts import prompt_sample
 from relax.engine.rollout.results import result_path, sample_row, write_results
@@ -55,11 +56,20 @@ Evaluate = Callable[[int], Coroutine[Any, Any, tuple[dict[str, float], list[Samp
 
 @dataclass
 class ReadyGroup:
-    """A finished group that waits to be bound."""
+    """A finished group that waits to be bound; the same whether it ended here or was read back from the trace."""
 
-    finished: FinishedGroup
     block: Block
+    entry: TraceEntry
     media: tuple[MediaFeatures, ...]
+    rows: list[dict[str, Any]]  # of the result file, one a sample, without the rollout's number
+    seconds: Mapping[str, float]  # {"generate", "score"}
+
+    @property
+    def accepted(self) -> AcceptedGroup:
+        versions = self.block.columns["weight_version"]
+        sampled = versions[versions >= 0]
+        oldest, newest = (int(sampled.min()), int(sampled.max())) if len(sampled) else (0, 0)
+        return AcceptedGroup(self.block.uid, oldest, newest, self.entry)
 
 
 @dataclass(frozen=True)
@@ -220,11 +230,8 @@ class Rollout(Role):
         if number not in self._inside:  # abandoned meanwhile: its end was decided elsewhere
             return
         if ready is not None:
-            versions = ready.block.columns["weight_version"]
-            sampled = versions[versions >= 0]
-            oldest, newest = (int(sampled.min()), int(sampled.max())) if len(sampled) else (0, 0)
             self._ready[number] = ready
-            ended.accepted.append(AcceptedGroup(number, oldest, newest))
+            ended.accepted.append(ready.accepted)
         else:
             ended.dropped.append((number, finished.reason or "unknown"))
         self._inside.discard(number)
@@ -241,13 +248,59 @@ class Rollout(Role):
             raw, rewards = self._post_process(samples)
         media = tuple(samples[0].multimodal_train_inputs or ())
         block = Block(finished.group, group_columns(samples, rewards, raw))
-        entry = self._trace.write(block)
-        seconds = sum(finished.seconds.values())
-        self._journal.append(
-            ev.Completed(finished.group, entry.file, entry.offset, entry.length, entry.digest, seconds, entry.columns)
-        )
-        self._journal.append(ev.Rewarded(finished.group, tuple(raw)))
-        return ReadyGroup(finished, block, media)
+        rows = [sample_row(sample) for sample in samples]
+        return self._write(block, media, rows, finished.seconds)
+
+    def _write(
+        self,
+        block: Block,
+        media: tuple[MediaFeatures, ...],
+        rows: list[dict[str, Any]],
+        seconds: Mapping[str, float],
+    ) -> ReadyGroup:
+        notes = {"seconds": dict(seconds), "media": [item.sha256 for item in media], "rows": rows}
+        entry = self._trace.write(block, notes)
+        self._journal.append(ev.Completed(block.uid, seconds=sum(seconds.values()), **asdict(entry)))
+        self._journal.append(ev.Rewarded(block.uid, tuple(block.columns["raw_reward"].tolist())))
+        return ReadyGroup(block, entry, media, rows, seconds)
+
+    async def restore(self, groups: tuple[StoredGroup, ...], folder: str) -> tuple[AcceptedGroup, ...]:
+        """See `RolloutHandle`. What lies in another run's trace is written to this run's own as well."""
+        notes = await self._blocking(read_notes, Path(folder), [group.accepted.entry for group in groups])
+        restored = []
+        for group in groups:
+            number = group.order.group
+            if number in self._inside or number in self._ready:
+                raise InternalError(f"group {number} is restored and admitted at the same time")
+            try:
+                ready = await self._read_back(group, Path(folder), notes)
+            except (OSError, DataError) as error:  # the caller generates it again
+                logger.warning("a finished group cannot be read back group=%d: %s", number, error)
+                continue
+            self._ready[number] = ready
+            restored.append(ready.accepted)
+        self._unflushed.set()
+        return tuple(restored)
+
+    async def _read_back(self, group: StoredGroup, folder: Path, all_notes: Mapping[str, Any]) -> ReadyGroup:
+        entry = group.accepted.entry
+        block = await self._blocking(read_block, folder, entry)
+        if block.uid != group.order.group:
+            raise DataError(
+                f"the block is of group {block.uid}, not {group.order.group}", where=f"{folder / entry.file}"
+            )
+        notes = all_notes.get(entry.digest)
+        if notes is None:
+            raise DataError(f"the trace has no notes on group {block.uid}", where=f"{folder / entry.file}")
+        media: tuple[MediaFeatures, ...] = ()
+        if notes["media"]:  # features are never stored: they are made from the row again
+            row = await self._blocking(self._dataset.row, group.order.row)
+            media = tuple((await self._prepare(row)).features)
+            if [item.sha256 for item in media] != notes["media"]:
+                raise DataError(f"the media of group {block.uid} have changed since it was sampled", where=row.where)
+        if folder.resolve() == self._trace.folder.resolve():
+            return ReadyGroup(block, entry, media, notes["rows"], notes["seconds"])
+        return await self._blocking(self._write, block, media, notes["rows"], notes["seconds"])
 
     async def report(self, need: int, patience_s: float) -> RolloutReport:
         """See `RolloutHandle`. Raises the error of whatever failed inside."""
@@ -308,10 +361,15 @@ class Rollout(Role):
             await self._blocking(self._details.write, "rollout_data", rollout_id, tables)
         if self._settings.result_dir is not None:
             path = result_path(self._settings.result_dir, "train", rollout_id)
-            rows = [sample_row(s, rollout_id=rollout_id) for r in ready for s in r.finished.samples]
+            rows = [{**row, "rollout_id": rollout_id} for r in ready for row in r.rows]
             await self._blocking(write_results, path, rows)
         self.step = rollout_id + 1
-        sums, maxima = release_metrics(rollout_id, [r.finished for r in ready], [r.block for r in ready])
+        sums, maxima = release_metrics(
+            rollout_id,
+            [r.block for r in ready],
+            [r.seconds for r in ready],
+            [row for r in ready for row in r.rows],
+        )
         released = tuple(
             ReleasedGroup(
                 group=r.block.uid,

@@ -3,28 +3,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from relax.distributed.bus.base import Block
-from relax.engine.rollout.groups import FinishedGroup
 
 Sums = dict[str, tuple[float, float]]
 
 
 def release_metrics(
-    rollout_id: int, groups: Sequence[FinishedGroup], blocks: Sequence[Block]
+    rollout_id: int,
+    blocks: Sequence[Block],
+    seconds: Sequence[Mapping[str, float]],
+    rows: Sequence[Mapping[str, Any]],
 ) -> tuple[Sums, dict[str, float]]:
-    """({metric: (sum, count)}, {metric: maximum}) over the groups of one rollout."""
+    """({metric: (sum, count)}, {metric: maximum}) over the groups of one rollout.
+
+    `seconds` holds one mapping a group, by activity; `rows` the result rows of all samples (`sample_row`).
+    """
     column = lambda name: np.concatenate([b.columns[name] for b in blocks])  # noqa: E731
     mean = lambda values: (float(np.sum(values, dtype=np.float64)), float(len(values)))  # noqa: E731
     versions, mask = column("weight_version"), column("loss_mask") > 0
     ages = rollout_id - versions[versions >= 0]
     raw, lengths = column("raw_reward"), column("response_len")
     finite = lambda values: values[np.isfinite(values)]  # noqa: E731
-    generate = np.asarray([g.seconds.get("generate", 0.0) for g in groups])
-    score = np.asarray([g.seconds.get("score", 0.0) for g in groups])
+    generate = np.asarray([spent.get("generate", 0.0) for spent in seconds])
+    score = np.asarray([spent.get("score", 0.0) for spent in seconds])
     sums: Sums = {
         "rollout/reward/mean": mean(finite(column("reward"))),
         "rollout/raw_reward/mean": mean(finite(raw)),
@@ -43,8 +49,8 @@ def release_metrics(
         "perf/reward_s/max": float(score.max(initial=0.0)),
     }
     parts: dict[str, list[float]] = {}
-    for sample in (s for g in groups for s in g.samples):
-        for name, value in sample.reward_parts.items():
-            parts.setdefault(f"rollout/reward_parts/{name}/mean", []).append(value)
+    for row in rows:
+        for name, value in row["reward_parts"].items():
+            parts.setdefault(f"rollout/reward_parts/{name}/mean", []).append(float(value))
     sums.update({name: mean(values) for name, values in parts.items()})
     return sums, maxima

@@ -3,7 +3,8 @@
 
 A checkpoint is written aside, synced, renamed, and only then named by the tracker, so a crash at any moment leaves the
 old one whole. `run_state.json` holds what the controller needs: how many rollouts are contained, how many prompts
-were drawn, and which admitted groups are not contained; a resume admits those again under the same ids.
+were drawn, and which admitted groups are not contained. A resume reads finished ones back from the trace and admits
+the others again, all under the same ids.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from relax.components.messages import GroupOrder
+from relax.components.messages import AcceptedGroup, GroupOrder, StoredGroup
+from relax.distributed.trace import TraceEntry
 from relax.utils.errors import ConfigError
 from relax.utils.faults import pause_at
 
@@ -30,11 +32,12 @@ class RunState:
     rollout_id: int
     next_group: int
     prompts_drawn: int
-    open_groups: tuple[GroupOrder, ...]  # admitted, not contained
+    open_groups: tuple[GroupOrder, ...]  # admitted, not finished, not contained
     dataset_digest: str
     digest: str  # chained digest of all trained groups
     optimizer_steps: int = 0
     draw_again: tuple[tuple[int, int], ...] = ()  # (epoch, row) of prompts whose group was dropped unused
+    finished_groups: tuple[StoredGroup, ...] = ()  # finished, not contained; in the order in which they are bound
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -43,7 +46,14 @@ class RunState:
     def from_json(cls, data: dict) -> RunState:
         groups = tuple(GroupOrder(**order) for order in data["open_groups"])
         again = tuple((epoch, row) for epoch, row in data.get("draw_again", ()))
-        return cls(**{**data, "open_groups": groups, "draw_again": again})
+        finished = tuple(_stored_group(group) for group in data.get("finished_groups", ()))
+        return cls(**{**data, "open_groups": groups, "draw_again": again, "finished_groups": finished})
+
+
+def _stored_group(data: dict) -> StoredGroup:
+    accepted = data["accepted"]
+    entry = TraceEntry(**accepted["entry"])
+    return StoredGroup(GroupOrder(**data["order"]), data["version"], AcceptedGroup(**{**accepted, "entry": entry}))
 
 
 def iteration_folder(root: Path, rollout_id: int) -> Path:

@@ -250,11 +250,13 @@ async def resume(loop: TrainingLoop, config: RunConfig) -> None:
     await loop.roles.actor.load(str(folder / "model"))
     loop.order.drawn = state.prompts_drawn
     loop.order.postponed = state.draw_again
-    loop.order.again(state.open_groups)
     loop.digest = state.digest
     loop.metrics.num_steps = state.optimizer_steps
     await loop.roles.rollout.set_step(first)
-    loop.decide(ev.Resumed(first - 1, state.next_group, tuple(g.group for g in state.open_groups)))
+    restored = await loop.roles.rollout.restore(state.finished_groups, str(RunFolder(folder.parent).trace))
+    orders = (*(stored.order for stored in state.finished_groups), *state.open_groups)
+    loop.decide(ev.Resumed(first - 1, state.next_group, tuple(order.group for order in orders)))
+    loop.take_back(state, restored)
     print(f"resumed from {folder}: {state.rollout_id + 1} rollouts are contained", flush=True)
     if first != state.rollout_id + 1:
         logger.warning("--start-rollout-id %d replaces the checkpoint's %d", first, state.rollout_id + 1)

@@ -15,10 +15,11 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from relax.components.messages import (
+    AcceptedGroup,
     EngineStatus,
     EvalReport,
     GroupOrder,
@@ -26,6 +27,7 @@ from relax.components.messages import (
     ReleaseReport,
     Roles,
     RolloutReport,
+    StoredGroup,
     TrainReport,
     TrainTask,
     partition_of,
@@ -83,6 +85,7 @@ class TrainingLoop:
     stop_requested: bool = False  # by a role's /stop_service; the run ends after the rollout in training
     _stopping: bool = False
     _orders: dict[int, GroupOrder] = field(default_factory=dict)  # admitted and not yet contained
+    _finished: dict[int, AcceptedGroup] = field(default_factory=dict)  # those of them that are in the trace
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _bound: asyncio.Queue[ReleaseReport] = field(default_factory=asyncio.Queue)
     _eval: asyncio.Task[None] | None = None
@@ -112,6 +115,20 @@ class TrainingLoop:
         """Journal first, then effect."""
         self.journal.append(event)
         self.scheduler.apply(event)
+
+    def take_back(self, state: RunState, restored: Sequence[AcceptedGroup]) -> None:
+        """The open groups of a checkpoint: `restored` ones are finished, the others are generated again."""
+        stored = {group.order.group: group for group in state.finished_groups}
+        for accepted in restored:
+            group = stored.pop(accepted.group)
+            order, entry = group.order, asdict(accepted.entry)
+            self.decide(
+                ev.Restored(
+                    order.group, order.epoch, order.row, group.version, accepted.oldest, accepted.newest, **entry
+                )
+            )
+            self._orders[order.group], self._finished[order.group] = order, accepted
+        self.order.again(sorted((*(g.order for g in stored.values()), *state.open_groups), key=lambda o: o.group))
 
     # ------------------------------------------------------------------ loops
 
@@ -145,6 +162,7 @@ class TrainingLoop:
         return orders
 
     async def _collect(self) -> None:
+        await self._bind()  # what a resumed run has read back may be enough
         last_progress = self.clock.now()
         while self.scheduler.next_rollout < self.scheduler.settings.num_rollouts:
             need = max(1, self.scheduler.needed())
@@ -174,7 +192,11 @@ class TrainingLoop:
                 self._orders.pop(group, None)
         for accepted in report.accepted:
             if accepted.group in self.scheduler.open:
+                self._finished[accepted.group] = accepted
                 self.decide(ev.Accepted(accepted.group, accepted.oldest, accepted.newest))
+        await self._bind()
+
+    async def _bind(self) -> None:
         await self._abandon()
         while (event := self.scheduler.bind()) is not None:
             self.decide(event)
@@ -190,6 +212,7 @@ class TrainingLoop:
             self.decide(event)
             self.metrics.dropped(event.reason)
             order = self._orders.pop(event.group)
+            self._finished.pop(event.group, None)
             self.order.draw_again(order.epoch, order.row)
         if drops:
             await self.roles.rollout.abandon(tuple(event.group for event in drops))
@@ -244,6 +267,7 @@ class TrainingLoop:
         self.decide(ev.Stepped(rollout_id, self.digest))
         for group in groups:
             self._orders.pop(group.group, None)
+            self._finished.pop(group.group, None)
         self.journal.append(trained_event(report, advantages.divisors))
         self.journal.append(ev.Timing("train", rollout_id, started, self.clock.now() - started))
         self.metrics.trained(release, advantages, report)
@@ -351,21 +375,34 @@ class TrainingLoop:
         """Write a checkpoint that contains rollouts 0 .. rollout_id."""
         assert self.settings.save_dir is not None
         started = self.clock.now()
+        finished = self._finished_groups()
+        known = {stored.order.group for stored in finished}
+        unfinished = (self._orders[number] for number in sorted(self._orders) if number not in known)
         state = RunState(
             rollout_id=rollout_id,
             next_group=self.scheduler.next_group,
             prompts_drawn=self.order.drawn,
-            open_groups=(*(self._orders[number] for number in sorted(self._orders)), *self.order.waiting),
+            open_groups=(*unfinished, *self.order.waiting),
             dataset_digest=self.dataset_digest,
             digest=self.digest,
             optimizer_steps=self.metrics.num_steps,
             draw_again=self.order.postponed,
+            finished_groups=finished,
         )
         path = await write_checkpoint(self.settings.save_dir, state, self.roles.actor.save)
         self.decide(ev.Checkpointed(rollout_id, str(path)))
         self._last_saved = rollout_id
         self.metrics.saved(self.clock.now() - started)
         logger.info("checkpoint written rollout=%d path=%s", rollout_id, path)
+
+    def _finished_groups(self) -> tuple[StoredGroup, ...]:
+        """Groups in the trace that no trained rollout contains: bound ones first, then in completion order."""
+        bound = [number for rollout_id in sorted(self.scheduler.bound) for number in self.scheduler.bound[rollout_id]]
+        return tuple(
+            StoredGroup(self._orders[number], self.scheduler.open[number].version, self._finished[number])
+            for number in (*bound, *self.scheduler.accepted)
+            if number in self._finished
+        )
 
     def _is_due(self, rollout_id: int, interval: int) -> bool:
         return (rollout_id + 1) % interval == 0

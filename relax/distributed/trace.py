@@ -5,23 +5,28 @@
 its own. The journal's `completed` event says where a block lies, how long it is and what its digest is, so the bus can
 be refilled from here and any number of a curve recomputed. It also has the crc32 of each column and of the header, so
 damage has a name: see `find_damage`.
+
+`{name}.jsonl` beside it holds what numbers alone don't say, one line a block: `{"group", "digest", ...notes}`, the
+notes being the rollout role's (texts, timings). It is what a resumed run writes results from.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from relax.distributed.bus.base import SAFETENSORS_DTYPES, Block, decode_block, encode_block
 from relax.utils.errors import DataError
+from relax.utils.jsonl import JsonlWriter, read_jsonl
 
 
 @dataclass(frozen=True)
@@ -41,29 +46,34 @@ class TraceWriter:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
+        self.folder = folder
         self._name = ""
         self._file: BinaryIO | None = None
+        self._notes: JsonlWriter | None = None
 
     def roll(self, name: str) -> None:
         """Write what follows to `{name}.safetensors`; an existing file is continued, never overwritten."""
         if name != self._name:
             self.close()
             self._name = name
-            self._file = open(self._folder / f"{name}.safetensors", "ab")  # noqa: SIM115 - closed by close()
+            self._file = open(self.folder / f"{name}.safetensors", "ab")  # noqa: SIM115 - closed by close()
+            self._notes = JsonlWriter(self.folder / f"{name}.jsonl")
 
-    def write(self, block: Block) -> TraceEntry:
-        if self._file is None:
+    def write(self, block: Block, notes: Mapping[str, Any] | None = None) -> TraceEntry:
+        if self._file is None or self._notes is None:
             raise ValueError("roll() names the file before the first write")
+        self._notes.write({"group": block.uid, "digest": block.digest, **(notes or {})})
+        self._notes.flush()
         data, offset = encode_block(block), self._file.tell()
         self._file.write(data)
         self._file.flush()  # the journal may only name bytes that a reader can see
         return TraceEntry(f"{self._name}.safetensors", offset, len(data), block.digest, _checksums(data))
 
     def close(self) -> None:
-        if self._file is not None:
+        if self._file is not None and self._notes is not None:
             self._file.close()
-            self._file = None
+            self._notes.close()
+            self._file = self._notes = None
 
 
 def read_block(folder: Path, entry: TraceEntry) -> Block:
@@ -74,10 +84,10 @@ def read_block(folder: Path, entry: TraceEntry) -> Block:
     where = f"{folder / entry.file}@{entry.offset}"
     if len(data) != entry.length:
         raise DataError(f"the trace ends after {len(data)} of {entry.length} bytes", where=where)
-    block = decode_block(data)
-    if block.digest != entry.digest:
-        raise DataError(f"digest {block.digest} differs from the journal's {entry.digest}", where=where)
-    return block
+    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+    if digest != entry.digest:  # before decoding, which damaged bytes would fail in their own ways
+        raise DataError(f"digest {digest} differs from the journal's {entry.digest}", where=where)
+    return decode_block(data)
 
 
 # ---------------------------------------------------------------------- damage
@@ -174,3 +184,27 @@ def flipped_bit(recorded: int, data: bytes | bytearray) -> int | None:
         if register == change:
             return 8 * len(data) - distance
     return None
+
+
+def read_notes(folder: Path, entries: Iterable[TraceEntry]) -> dict[str, dict[str, Any]]:
+    """{digest: notes} of the blocks that `entries` name, as far as there is a line."""
+    wanted: dict[str, set[str]] = {}
+    for entry in entries:
+        wanted.setdefault(entry.file, set()).add(entry.digest)
+    found: dict[str, dict[str, Any]] = {}
+    for file, digests in wanted.items():
+        path = (folder / file).with_suffix(".jsonl")
+        lines = read_jsonl(path) if path.exists() else ()
+        found.update({line["digest"]: line for line in lines if line["digest"] in digests})
+    return found
+
+
+def sync_files(folder: Path, files: Iterable[str]) -> None:
+    """Force trace files and their notes to the disk, whoever has written them."""
+    for file in sorted(set(files)):
+        for path in (folder / file, (folder / file).with_suffix(".jsonl")):
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)

@@ -49,6 +49,24 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True)
+class Restored(Event):
+    """A finished group of an earlier incarnation is read back from the trace, where it lies at file and offset."""
+
+    kind = "restored"
+    group: int
+    epoch: int
+    row: int
+    version: int  # oldest serving version at its admission
+    oldest: int
+    newest: int
+    file: str
+    offset: int
+    length: int
+    digest: str
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class EngineJoined(Event):
     kind = "engine_joined"
     engine: str
@@ -221,6 +239,7 @@ EVENTS: dict[str, type[Event]] = {
     for cls in (
         RunStarted,
         Resumed,
+        Restored,
         EngineJoined,
         EngineLeft,
         Admitted,

@@ -206,6 +206,14 @@ class Scheduler:
         self.bound.clear()
         self.engines.clear()
 
+    def _on_restored(self, event: ev.Restored) -> None:
+        """A group whose slot of the gate was taken in the earlier incarnation: it needs no room now."""
+        if event.group not in self.readmit:
+            raise InternalError(f"group {event.group} is not one that the checkpoint left open")
+        self.readmit.remove(event.group)
+        self.open[event.group] = OpenGroup(event.group, event.version, GroupState.ACCEPTED, event.oldest)
+        self.accepted.append(event.group)
+
     def _on_admitted(self, event: ev.Admitted) -> None:
         if event.group in self.readmit:
             self.readmit.remove(event.group)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from benchmarks.simulation.checker import of_kind, trace_blocks, violations
 from benchmarks.simulation.plan import Plan
 from benchmarks.simulation.twins import NUM_ROWS, MemoryDataset
 from benchmarks.simulation.world import World
-from relax.core.checkpoint import latest_checkpoint
+from relax.core.checkpoint import RunState, latest_checkpoint
 from relax.core.controller import resume
 from relax.schedule import events as ev
 from relax.schedule.clock import run_virtual
@@ -28,7 +29,7 @@ PLAN = Plan(seed=11, batch=2, rollouts=6, staleness=1, save_interval=2, slow_req
 
 def loader(folder: Path):
     config = SimpleNamespace(
-        checkpoint=SimpleNamespace(load=str(folder / "checkpoints")), rollout=SimpleNamespace(start_rollout_id=None)
+        checkpoint=SimpleNamespace(load=str(folder)), rollout=SimpleNamespace(start_rollout_id=None)
     )
 
     async def load(world: World) -> None:
@@ -42,11 +43,14 @@ def crash_and_resume(plan: Plan, folder: Path, *, stop_after: int) -> tuple[Worl
     folder.mkdir(parents=True, exist_ok=True)
     first = run_virtual(World(plan, folder, stop_after=stop_after).run())
     second = World(plan, folder, start_table=np.zeros((10, 10)))  # its own start must not matter
-    return first, run_virtual(second.run(loader(folder)))
+    run_virtual(second.run(loader(folder)))
+    second.publisher.tables = {**first.publisher.tables, **second.publisher.tables}  # restored groups name old ones
+    return first, second
 
 
 def prompts_of(world: World) -> dict[int, tuple[int, int]]:
-    return {event.group: (event.epoch, event.row) for event in of_kind(world.journal.events, ev.Admitted)}
+    admitted = of_kind(world.journal.events, ev.Admitted | ev.Restored)
+    return {event.group: (event.epoch, event.row) for event in admitted}
 
 
 def trained_prompts(world: World, rollout_ids: range) -> Counter[tuple[int, int]]:
@@ -77,7 +81,7 @@ def test_open_groups_are_admitted_first_under_their_ids_and_counters_go_on(tmp_p
     first, second = crash_and_resume(PLAN, tmp_path, stop_after=2)
     events = second.journal.events
     (resumed,) = of_kind(events, ev.Resumed)
-    admitted = [event.group for event in of_kind(events, ev.Admitted)]
+    admitted = [event.group for event in of_kind(events, ev.Admitted | ev.Restored)]
     assert resumed.readmit
     assert admitted[: len(resumed.readmit)] == list(resumed.readmit)
     fresh = admitted[len(resumed.readmit) :]
@@ -89,8 +93,52 @@ def test_open_groups_are_admitted_first_under_their_ids_and_counters_go_on(tmp_p
     contained = {g for e in of_kind(first.journal.events, ev.Bound) if e.rollout_id < 2 for g in e.groups}
     assert contained.isdisjoint(admitted)
     # the second attempt has request ids of its own
-    attempts = {s.attempt for r in second.rollout._ready.values() for s in r.finished.samples}
+    attempts = {row["attempt"] for ready in second.rollout._ready.values() for row in ready.rows}
     assert attempts <= {0, 1}
+
+
+def test_finished_groups_are_read_back_and_not_generated_again(tmp_path: Path):
+    first, second = crash_and_resume(PLAN, tmp_path, stop_after=2)
+    restored = of_kind(second.journal.events, ev.Restored)
+    assert restored
+    numbers = {event.group for event in restored}
+    # they were finished, and not trained, when the checkpoint was written; here they never end a second time
+    assert numbers <= {event.group for event in of_kind(first.journal.events, ev.Accepted)}
+    assert numbers.isdisjoint(event.group for event in of_kind(second.journal.events, ev.Completed | ev.Admitted))
+    # they keep the versions of their tokens, and the trainer was given the very tokens of the trace
+    before = {event.group: event for event in of_kind(first.journal.events, ev.Accepted)}
+    for event in restored:
+        assert (event.oldest, event.newest) == (before[event.group].oldest, before[event.group].newest)
+        offsets = trace_blocks(first)[event.group][1]["token_offsets"]
+        tokens = trace_blocks(first)[event.group][1]["tokens"]
+        stored = Counter(tuple(tokens[a:b].tolist()) for a, b in itertools.pairwise(offsets))
+        given = Counter(t for step in second.backend.trained for uid, t, _ in step if uid[0] == event.group)
+        assert given == stored
+
+
+def test_a_group_whose_bytes_are_damaged_is_generated_again_under_its_id(tmp_path: Path):
+    first = run_virtual(World(PLAN, tmp_path, stop_after=2).run())
+    _, state = latest_checkpoint(tmp_path)
+    broken, *whole = (stored.accepted for stored in state.finished_groups)
+    path = tmp_path / "trace" / broken.entry.file
+    data = bytearray(path.read_bytes())
+    data[broken.entry.offset + broken.entry.length - 1] ^= 1
+    path.write_bytes(data)
+    second = run_virtual(World(PLAN, tmp_path).run(loader(tmp_path)))
+    assert [event.group for event in of_kind(second.journal.events, ev.Restored)] == [a.group for a in whole]
+    assert broken.group in {event.group for event in of_kind(second.journal.events, ev.Completed)}
+    assert trained_prompts(first, range(2)) + trained_prompts(second, range(2, 6)) == Counter(order(12))
+
+
+def test_a_run_in_another_folder_takes_the_finished_groups_along(tmp_path: Path):
+    first = run_virtual(World(PLAN, tmp_path / "old", stop_after=2).run())
+    second = run_virtual(World(PLAN, tmp_path / "new").run(loader(tmp_path / "old")))
+    restored = of_kind(second.journal.events, ev.Restored)
+    assert restored
+    for event in restored:  # its own trace holds them, so it can be resumed when the old folder is gone
+        data = (tmp_path / "new/trace" / event.file).read_bytes()[event.offset : event.offset + event.length]
+        assert hashlib.blake2b(data, digest_size=16).hexdigest() == event.digest == trace_blocks(first)[event.group][0]
+    assert trained_prompts(first, range(2)) + trained_prompts(second, range(2, 6)) == Counter(order(12))
 
 
 def test_weights_versions_steps_and_the_digest_chain_go_on(tmp_path: Path):
@@ -121,17 +169,17 @@ def test_staleness_zero_ends_with_the_weights_of_the_uninterrupted_run(tmp_path:
 def test_what_over_sampling_dropped_is_drawn_again_after_a_resume_as_well(tmp_path: Path):
     plan = replace(PLAN, staleness=0, surplus=2)
     first, second = crash_and_resume(plan, tmp_path, stop_after=2)
-    _, state = latest_checkpoint(tmp_path / "checkpoints")
+    _, state = latest_checkpoint(tmp_path)
     used = trained_prompts(first, range(2)) + trained_prompts(second, range(2, 6))
     assert all(count == 1 for count in used.values())
     final = Counter(order(state.prompts_drawn))
     # whatever was drawn is trained, waits to be drawn again, or is open
-    waiting = Counter(state.draw_again) + Counter((o.epoch, o.row) for o in state.open_groups)
-    assert used + waiting == final
+    assert used + prompts_waiting(state) == final
 
 
 def test_a_resumed_run_keeps_every_promise_of_its_own(tmp_path: Path):
     _, second = crash_and_resume(replace(PLAN, filtered=0.2, user_failures=0.2), tmp_path, stop_after=3)
+    assert of_kind(second.journal.events, ev.Restored)
     found = [text for text in violations(second, finished=False) if "chained digest" not in text]
     # rollouts are numbered from the checkpoint on
     assert [text for text in found if not text.startswith("rollouts were trained in the order [4, 5]")] == []
@@ -139,7 +187,7 @@ def test_a_resumed_run_keeps_every_promise_of_its_own(tmp_path: Path):
 
 def test_a_crash_in_the_middle_of_a_checkpoint_keeps_the_old_one(tmp_path: Path):
     first = run_virtual(World(PLAN, tmp_path, stop_after=2).run())
-    root = tmp_path / "checkpoints"
+    root = tmp_path
     path, state = latest_checkpoint(root)
     half = root / ".iter_0000003.partial" / "model"
     half.mkdir(parents=True)
@@ -168,12 +216,19 @@ def test_without_a_tracker_a_run_starts_fresh(tmp_path: Path):
 def test_groups_that_wait_behind_a_narrower_gate_are_in_the_next_checkpoint(tmp_path: Path):
     wide = replace(PLAN, staleness=2)
     run_virtual(World(wide, tmp_path, stop_after=1).run())
-    _, before = latest_checkpoint(tmp_path / "checkpoints")
-    assert len(before.open_groups) > 2
+    _, before = latest_checkpoint(tmp_path)
+    assert len(before.open_groups) + len(before.finished_groups) > 2
     # one group at a time from now on, so most of them have not been admitted again when the next one is written
     narrow = replace(wide, batch=1, staleness=0, save_interval=1)
     second = run_virtual(World(narrow, tmp_path, stop_after=2).run(loader(tmp_path)))
-    _, after = latest_checkpoint(tmp_path / "checkpoints")
-    trained = {group for event in of_kind(second.journal.events, ev.Bound) for group in event.groups}
+    _, after = latest_checkpoint(tmp_path)
     assert after.rollout_id == 2
-    assert {o.group for o in before.open_groups} == trained | {o.group for o in after.open_groups}
+    # finished groups that are too old for the narrower gate are dropped, and their prompts drawn again
+    assert {event.reason for event in of_kind(second.journal.events, ev.Dropped)} == {"stale"}
+    assert prompts_waiting(before) == trained_prompts(second, range(2, 3)) + prompts_waiting(after)
+
+
+def prompts_waiting(state: RunState) -> Counter[tuple[int, int]]:
+    """(epoch, row) of everything that was drawn and is not contained in the checkpoint."""
+    orders = (*state.open_groups, *(stored.order for stored in state.finished_groups))
+    return Counter((order.epoch, order.row) for order in orders) + Counter(state.draw_again)

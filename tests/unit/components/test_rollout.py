@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 
 from relax.components.engines import EngineFleet
-from relax.components.messages import PRODUCERS, GroupOrder
+from relax.components.messages import PRODUCERS, GroupOrder, StoredGroup
 from relax.components.rollout import Rollout, RolloutSettings
 from relax.data.chat import PreparedPrompt
 from relax.data.datasets import RawRow
@@ -95,7 +97,8 @@ async def prepare(row: RawRow) -> PreparedPrompt:
     number = row.values["number"]
     if number == 8:
         raise DataError("the row is broken", where=row.where)
-    return PreparedPrompt("text", None, [number, 1], [number, 1, 1], [], [], "label", {}, None)
+    features = [FEATURES] if number == 7 else []
+    return PreparedPrompt("text", None, [number, 1], [number, 1, 1], [], features, "label", {}, None)
 
 
 class WatchedTrace(TraceWriter):
@@ -106,10 +109,10 @@ class WatchedTrace(TraceWriter):
         self.go, self.writing = threading.Event(), threading.Event()
         self.go.set()
 
-    def write(self, block: Block) -> TraceEntry:
+    def write(self, block: Block, notes: Mapping[str, Any] | None = None) -> TraceEntry:
         self.writing.set()
         assert self.go.wait(10)
-        entry = super().write(block)
+        entry = super().write(block, notes)
         self.writing.clear()
         return entry
 
@@ -266,6 +269,49 @@ async def test_trace_comes_before_journal_and_holds_what_the_bus_gets(tmp_path: 
     assert released.metrics["rollout/reward/mean"] == (1.0, 2.0)
     assert role.step == 1
     await role.stop()
+
+
+async def test_a_group_that_is_read_back_is_released_as_the_finished_one_would_have_been(tmp_path: Path):
+    generator, first, second = Generator(), tmp_path / "first", tmp_path / "second"
+    role = make_role(first, generator)
+    await role.start()
+    await role.admit((GroupOrder(5, 0, 7),))
+    generator.end(5, versions=(2, 3), multimodal_train_inputs=[FEATURES], reward_parts={"format": 0.25})
+    (accepted,) = (await role.report(1, 5.0)).accepted
+    stored = StoredGroup(GroupOrder(5, 0, 7), 2, accepted)
+    again = make_role(second, Generator())
+    await again.start()
+    (restored,) = await again.restore((stored,), str(first / "trace"))
+    assert (restored.group, restored.oldest, restored.newest) == (5, 2, 3)
+    assert restored.entry.digest == accepted.entry.digest
+    # bus rows (media from the row again), results and metrics are those of the role that generated it
+    assert await again.release(4, (5,)) == await role.release(4, (5,))
+    tables = [await r._bus.get("train_4", ("rollout", "media"), [5], deadline_s=0.1) for r in (role, again)]
+    assert [t["rollout"][5].digest for t in tables] == [accepted.entry.digest] * 2
+    assert tables[0]["media"][5].digest == tables[1]["media"][5].digest
+    results = [read_results(folder / "rollout_result/train/4.jsonl") for folder in (first, second)]
+    assert results[0] == results[1]
+    assert [row["reward"] for row in results[1]] == [0.0, 1.0]
+    await role.stop()
+    await again.stop()
+
+
+async def test_a_group_without_its_files_or_with_other_media_is_not_read_back(tmp_path: Path, caplog):
+    generator = Generator()
+    role = make_role(tmp_path, generator)
+    await role.start()
+    await role.admit((GroupOrder(5, 0, 7), GroupOrder(6, 0, 1)))
+    generator.end(5, multimodal_train_inputs=[replace(FEATURES, sha256="ff" * 32)])
+    generator.end(6)
+    accepted = (await role.report(2, 5.0)).accepted
+    await role.stop()
+    stored = tuple(StoredGroup(GroupOrder(a.group, 0, {5: 7, 6: 1}[a.group]), 0, a) for a in accepted)
+    again = make_role(tmp_path / "second", Generator())
+    await again.start()
+    assert [a.group for a in await again.restore(stored, str(tmp_path / "trace"))] == [6]
+    assert "rows:7: the media of group 5 have changed since it was sampled" in caplog.text
+    assert await again.restore(stored[:1], str(tmp_path / "nowhere")) == ()
+    await again.stop()
 
 
 async def test_a_row_that_cannot_be_prepared_ends_the_run_with_its_place(tmp_path: Path):

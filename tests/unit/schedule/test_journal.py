@@ -39,6 +39,7 @@ def test_events_come_back_as_they_were_written(tmp_path: Path):
         ev.Rewarded(3, (0.5, 1.0)),
         ev.Dropped(4, "filter"),
         ev.Resumed(1, 9, (5, 6)),
+        ev.Restored(5, 0, 3, 1, 1, 2, "2.safetensors", 8, 16, "abc"),
         ev.Timing("train", 0, 2.0, 1.0),
         ev.Ended("finished"),
     ]

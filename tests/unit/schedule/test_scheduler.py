@@ -292,3 +292,17 @@ def test_a_resume_undoes_what_came_after_the_checkpoint():
     with pytest.raises(InternalError, match="cannot be admitted again"):
         s.admit_again(2, 0, 2)
     assert admit_all(s) == [9, 10, 11]
+
+
+def test_a_restored_group_is_finished_and_keeps_its_version():
+    s = scheduler(batch=2, staleness=1)
+    s.apply(ev.Resumed(rollout_id=2, next_group=9, readmit=(6, 7, 8)))
+    s.apply(ev.Restored(6, 0, 1, 2, 2, 2, "f", 0, 1, "d"))
+    s.apply(ev.Restored(7, 0, 2, 3, 3, 3, "f", 1, 1, "e"))
+    assert s.bind() == ev.Bound(3, (6, 7), last=True)  # before any engine has joined
+    with pytest.raises(InternalError, match="group 5 is not one that the checkpoint left open"):
+        s.apply(ev.Restored(5, 0, 0, 3, 3, 3, "f", 2, 1, "g"))
+    s.apply(ev.EngineJoined("e0", 3))
+    assert s.admissible() == 2  # of (1 + 1) * 2 slots two are taken by restored groups
+    s.apply(s.bind())
+    assert s.ages == {1: 1, 0: 1}  # group 6 was sampled by version 2
