@@ -67,6 +67,20 @@ class RankInfo:
 
 
 @dataclass(frozen=True)
+class ScoreSwitch:
+    """One departure from the `ModelSpec` in how log-probs are scored; what is None or off stays as it is.
+
+    The parity check switches one of them at a time to find out what an engine does otherwise.
+    """
+
+    temperature: float | None = None
+    suppressed_ids: tuple[int, ...] | None = None
+    top_p: float = 1.0  # log-probs of the distribution that is left, renormalised; -inf outside
+    top_k: int = -1
+    dtype: Literal["fp32", "bf16"] | None = None  # of the forward
+
+
+@dataclass(frozen=True)
 class Part:
     """Sequences of one optimizer step (or a streamed piece of it) on one rank, cut into micro-batches.
 
@@ -97,9 +111,13 @@ class TrainBackend(Protocol):
     def open(self, model: ModelSpec, optimizer: OptimizerSpec | None) -> RankInfo: ...
 
     def score(
-        self, part: Part, needs: frozenset[str], tag: str = "actor"
+        self, part: Part, needs: frozenset[str], tag: str = "actor", switch: ScoreSwitch | None = None
     ) -> dict[tuple[int, int], dict[str, np.ndarray]]:
-        """Forward only: {uid of the sequence: {"log_probs": float32 [R], "entropy": ...}} under the weights `tag`."""
+        """Forward only: {uid of the sequence: {"log_probs": float32 [R], "entropy": ...}} under the weights `tag`.
+
+        "mass_above" is the probability of all ids that are more likely than the token. Raises `NotImplementedError`
+        for a switch that this backend, or this layout of ranks, does not have.
+        """
         ...
 
     def backward(self, part: Part, loss: LossFunction) -> StepStats:
@@ -116,6 +134,14 @@ class TrainBackend(Protocol):
 
     def keep(self, tag: str) -> None:
         """Remember the current weights under `tag` (ref, old, teacher)."""
+        ...
+
+    def forget(self, tag: str) -> None:
+        """Free what `keep` remembered; an unknown tag is a no-op."""
+        ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's `value`, in rank order."""
         ...
 
     def sleep(self) -> None: ...

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from relax.backends.base import LossFunction, ModelSpec, OptimizerSpec, Part, RankInfo, StepStats, TrainBackend
 from relax.components.base import Role
@@ -17,23 +15,14 @@ from relax.components.messages import TrainReport, TrainTask
 from relax.components.training_data import BatchSettings, make_plan, part_checksums, read_parts
 from relax.distributed.bus.base import Bus
 from relax.distributed.checkpoint_service.base import WeightManifest, WeightPublisher
+from relax.engine.parity.difference import Difference
+from relax.engine.parity.gate import ParityGate
 from relax.engine.train_step import train_rollout
 from relax.schedule.clock import Clock
-from relax.utils.errors import ConfigError, InternalError
+from relax.utils.errors import InternalError
 from relax.utils.faults import pause_at
 
 SCORE = frozenset({"log_probs"})
-# Nats, mean over the tokens of the first step. Rounding to bf16 stays well below; another temperature or raw log-probs
-# of a truncated distribution do not.
-ENGINE_DIFFERENCE_LIMIT = 0.1
-
-
-class EngineDifference(NamedTuple):
-    """|engine - trainer| log-prob, in nats, over `count` sampled tokens."""
-
-    mean: float
-    max: float
-    count: int
 
 
 class Actor(Role):
@@ -58,14 +47,14 @@ class Actor(Role):
         clock: Clock,
         deadline_s: float,
         keep_reference: bool = False,
-        difference_limit: float = ENGINE_DIFFERENCE_LIMIT,
+        parity: ParityGate | None = None,
         executor: Executor | None = None,
     ) -> None:
         super().__init__(executor)
         self._backend, self._loss, self._settings, self._bus = backend, loss, settings, bus
         self._model, self._optimizer, self._publisher = model, optimizer, publisher
         self._clock, self._deadline_s, self._keep_reference = clock, deadline_s, keep_reference
-        self._difference_limit = difference_limit
+        self._parity = parity
         self.info: RankInfo | None = None
 
     async def start(self) -> RankInfo:
@@ -105,15 +94,11 @@ class Actor(Role):
             start = self._clock.now()
             parts = [self._scored(part, "old_logprobs", tag="actor") for part in parts]
             seconds["old_log_probs"] = self._clock.now() - start
-        difference = self._engine_difference(parts[0]) if task.measure_difference else None
-        if difference is not None and difference.mean > self._difference_limit:
-            raise ConfigError(
-                f"engine and trainer disagree before the first update: |engine - trainer| log-prob is "
-                f"{difference.mean:.3f} nats on average and {difference.max:.3f} at most over {difference.count} "
-                f"tokens (at most {self._difference_limit:g} on average is allowed). They see different models, "
-                "temperatures, media or tokens, or the engine reports log-probs before temperature and truncation: "
-                "training on them would be wrong in silence"
-            )
+        difference = None
+        if self._parity is not None and self._parity.due(task.rollout_id):
+            start = self._clock.now()
+            difference = self._parity.check(self._backend, parts[0], task.rollout_id)
+            seconds["parity"] = self._clock.now() - start
         stats = train_rollout(self._backend, parts, self._loss, task.divisors)
         return _report(task.rollout_id, stats, seconds, difference, part_checksums(parts))
 
@@ -127,24 +112,14 @@ class Actor(Role):
             )
         )
 
-    def _engine_difference(self, part: Part) -> EngineDifference:
-        """|engine - trainer| log-prob of this rank's sampled tokens under the current weights."""
-        scores = self._backend.score(part, SCORE)
-        gaps = [
-            np.abs(scores[s.uid]["log_probs"] - s.columns["rollout_logprobs"])[s.loss_mask > 0]
-            for micro in part.micro_batches
-            for s in micro
-        ]
-        gap = np.concatenate(gaps) if gaps else np.zeros(0, np.float32)
-        mean = float(gap.mean(dtype=np.float64)) if gap.size else 0.0
-        return EngineDifference(mean, float(gap.max(initial=0.0)), gap.size)
-
     async def publish(self, version: int) -> WeightManifest | None:
         """Write the weights as `version`; rank 0 returns the manifest. Collective."""
         await pause_at("publish")
         return await self._blocking(self._publish, version)
 
     def _publish(self, version: int) -> WeightManifest | None:
+        if self._parity is not None:
+            self._parity.published(self._backend, version)
         if self._publisher is not None:
             return self._publisher.publish(version, self._backend.weights())
         for _ in self._backend.weights():  # the iterator is collective: every rank walks it
@@ -190,7 +165,7 @@ def _report(
     rollout_id: int,
     stats: Sequence[StepStats],
     seconds: dict[str, float],
-    difference: EngineDifference | None,
+    difference: Difference | None,
     checksums: dict[str, dict[tuple[int, int], str]],
 ) -> TrainReport:
     sums: dict[str, list[float]] = {}
@@ -209,7 +184,7 @@ def _report(
         metrics={name: (total, count) for name, (total, count) in sums.items() if count},
         gauges={name: value for name, value in gauges.items() if value is not None},
         seconds=seconds,
-        engine_difference_max=None if difference is None else difference.max,
+        engine_difference=difference,
         steps=tuple(
             {"sums": s.sums, "counts": s.counts, "grad_norm": s.grad_norm, "lr": s.lr, "gradient": s.gradient}
             for s in stats

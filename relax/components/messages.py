@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from relax.distributed.checkpoint_service.base import WeightManifest
 from relax.distributed.trace import TraceEntry
+from relax.engine.parity.difference import Difference
 
 PRODUCERS = {
     "rollout": "rollout",
@@ -102,7 +103,6 @@ class TrainTask:
     divisors: tuple[float, ...]  # one for each optimizer step
     score_reference: bool = False  # the actor computes ref_logprobs with its kept copy
     score_old: bool = False  # the actor computes old_logprobs before its first step
-    measure_difference: bool = False  # compare engine and trainer log-probs of the first optimizer step
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class TrainReport:
     metrics: Mapping[str, tuple[float, float]]  # {metric: (sum, count)} over all steps
     gauges: Mapping[str, float]  # of the last step
     seconds: Mapping[str, float]
-    engine_difference_max: float | None = None  # |engine - trainer| log-prob before the first step, nats
+    engine_difference: Difference | None = None  # |engine - trainer| log-prob before the first step
     steps: tuple[Mapping[str, Any], ...] = ()  # one an optimizer step, as `events.Trained` keeps it, without divisor
     checksums: Mapping[str, Mapping[tuple[int, int], str]] = field(default_factory=dict)  # {column: {uid: crc32}}
     stop_requested: bool = False

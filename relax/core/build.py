@@ -171,6 +171,7 @@ def build_actor(config: RunConfig, wiring: Wiring, rank: int = 0, shared: InProc
     """One training rank. The process group's variables are in the environment when there are several ranks."""
     from relax.algorithms.options import build_loss
     from relax.components.actor import Actor
+    from relax.engine.parity.gate import ParityGate
 
     return Actor(
         backend=train_backend(config),
@@ -183,7 +184,20 @@ def build_actor(config: RunConfig, wiring: Wiring, rank: int = 0, shared: InProc
         clock=shared.clock if shared else RealClock(),
         deadline_s=STATE_DEADLINE_S,
         keep_reference=config.uses_kl and "reference" not in config.resource,
+        parity=ParityGate(parity_settings(config)),
         executor=ThreadPoolExecutor(1, thread_name_prefix="actor"),
+    )
+
+
+def parity_settings(config: RunConfig) -> Any:
+    from relax.engine.parity.gate import ParitySettings
+
+    train = config.train
+    return ParitySettings(
+        interval=train.parity_interval,
+        limit=train.parity_limit,
+        policy=train.parity_policy,  # type: ignore[arg-type]
+        max_staleness=config.cluster.max_staleness,
     )
 
 

@@ -67,8 +67,11 @@ class StepMetrics:
             metrics.gauge("perf/optimizer_s", report.seconds["step"])
         if "data_wait" in report.seconds:
             metrics.gauge("perf/wait_s/actor_data", report.seconds["data_wait"])
-        if report.engine_difference_max is not None:
-            metrics.maximum("train/engine_log_prob_diff/max", report.engine_difference_max)
+        difference = report.engine_difference
+        if difference is not None and difference.count:
+            metrics.mean("train/engine_log_prob_diff/mean", difference.mean * difference.count, difference.count)
+            metrics.gauge("train/engine_log_prob_diff/p99", difference.p99)
+            metrics.maximum("train/engine_log_prob_diff/max", difference.max)
         self.num_steps += report.num_steps
         metrics.gauge("train/optimizer_steps", self.num_steps)
 

@@ -58,7 +58,6 @@ class LoopSettings:
     ref_update_interval: int | None = None
     actor_scores_reference: bool = False
     actor_scores_old: bool = False
-    measure_difference: bool = True  # of engine and trainer log-probs, before the very first step
     eval_interval: int | None = None
     eval_before_train: bool = True
     save_dir: Path | None = None
@@ -259,7 +258,6 @@ class TrainingLoop:
             divisors=advantages.divisors,
             score_reference=self.settings.actor_scores_reference,
             score_old=self.settings.actor_scores_old,
-            measure_difference=self.settings.measure_difference and rollout_id == 0,
         )
         report: TrainReport = await self.roles.actor.train(task)
         self.stop_requested |= any(answer.stop_requested for answer in (report, advantages, *scored))

@@ -120,8 +120,8 @@ def media_from_columns(columns: Mapping[str, np.ndarray]) -> list[MediaFeatures]
 class TrainSequence:
     """One sample as training sees it. `R` = response tokens.
 
-    `columns` are response-aligned float32 `[R]` arrays by name: `rollout_logprobs`, `ref_logprobs`, `old_logprobs`,
-    `advantages`, `values`, `returns`, `loss_weight`, ...
+    `columns` are response-aligned float32 `[R]` arrays by name: `rollout_logprobs`, `weight_version`, `ref_logprobs`,
+    `old_logprobs`, `advantages`, `values`, `returns`, `loss_weight`, ...
     """
 
     group: int
@@ -142,7 +142,10 @@ class TrainSequence:
         return len(self.tokens) - self.prompt_len
 
 
-RESPONSE_COLUMNS = ("rollout_logprobs",)  # response-aligned columns of the rollout table that training reads
+RESPONSE_COLUMNS = (
+    "rollout_logprobs",
+    "weight_version",
+)  # response-aligned columns of the rollout table that training reads
 
 
 def sequences(

@@ -81,6 +81,7 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("train/tis_clip_fraction", "mean", "1", "importance weights that were truncated"),
     MetricSpec("train/opsm_fraction", "mean", "1", "tokens of sequences that were masked as off-policy"),
     MetricSpec("train/engine_log_prob_diff/mean", "mean", "nats", "|engine - trainer| log-prob, same weights"),
+    MetricSpec("train/engine_log_prob_diff/p99", "gauge", "nats", "its 99th percentile over tokens"),
     MetricSpec("train/engine_log_prob_diff/max", "max", "nats", "largest such difference"),
     MetricSpec("train/grad_norm", "gauge", "1", "gradient norm after the divisor, before the clip"),
     MetricSpec("train/lr", "gauge", "1", "learning rate of the step"),

@@ -7,6 +7,7 @@ temperature -> suppressed ids to -inf -> log_softmax.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,6 +37,56 @@ def distribution(logits: Tensor, temperature: Tensor | None, suppressed: Tensor 
     if suppressed is not None:
         scores = scores.index_fill(1, suppressed, -torch.inf)
     return torch.log_softmax(scores, -1)
+
+
+def truncate_row(log_p: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Log-probs `[V]` of the distribution cut to top_k, then to top_p of what is left; outside -inf."""
+    ordered, index = log_p.sort(descending=True, stable=True)
+    keep = torch.ones_like(ordered, dtype=torch.bool)
+    if top_k > 0:
+        keep[top_k:] = False
+    probs = ordered.exp().double() * keep
+    probs = probs / probs.sum()
+    keep &= (probs.cumsum(0) - probs) < top_p
+    total = (ordered.exp().double() * keep).sum().log()
+    kept = torch.where(keep, (ordered.double() - total).float(), -torch.inf)
+    return torch.full_like(log_p, -torch.inf).scatter_(0, index, kept)
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What a diagnosis reads off a distribution, float32 `[R]`."""
+
+    log_probs: Tensor
+    mass_above: Tensor  # probability of all ids that are more likely than the target
+
+
+@torch.no_grad()
+def examine(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    suppressed: Tensor | None = None,
+    top_p: float = 1.0,
+    top_k: int = -1,
+    chunk: int = 1024,
+) -> Examined:
+    """Log-probs of `targets [R]` in the distribution that truncation leaves, and their rank in it. Forward only."""
+    chunk = max(ROW_MULTIPLE, chunk - chunk % ROW_MULTIPLE)
+    log_probs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+    above = torch.empty_like(log_probs)
+    for start in range(0, len(targets), chunk):
+        part = slice(start, start + chunk)
+        full = _chunk_distribution(hidden[part], weight, bias, temperature, suppressed)
+        if top_p < 1 or top_k > 0:
+            full = torch.stack([truncate_row(row, top_k, top_p) for row in full])
+        own = full.gather(1, targets[part, None])
+        log_probs[part] = own[:, 0]
+        above[part] = (full.exp() * (full > own)).sum(1)
+    return Examined(log_probs, above)
 
 
 def token_log_probs(

@@ -5,16 +5,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from relax.backends.base import LossFunction, ModelSpec, OptimizerSpec, Part, RankInfo, StepStats, Term, TokenBatch
+from relax.backends.base import (
+    LossFunction,
+    ModelSpec,
+    OptimizerSpec,
+    Part,
+    RankInfo,
+    ScoreSwitch,
+    StepStats,
+    Term,
+    TokenBatch,
+)
 from relax.backends.exact.model import DTYPES, AttentionName, load_hf
 from relax.backends.exact.probe import probe
 from relax.backends.fsdp import checkpoint
@@ -25,7 +37,7 @@ from relax.backends.fsdp.optimizer import Shard, ShardedAdamW
 from relax.backends.fsdp.published import take_published
 from relax.utils.errors import ConfigError, Divergence, InternalError
 
-_NEEDS = frozenset({"log_probs", "entropy", "values"})
+_NEEDS = frozenset({"log_probs", "entropy", "values", "mass_above"})
 
 
 @dataclass
@@ -109,7 +121,7 @@ class FsdpBackend:
             self._adam = ShardedAdamW(self._shards, optimizer, self.ranks)
         self._options = ForwardOptions(
             model.temperature,
-            torch.tensor(sorted(model.suppressed_ids), device=self.ranks.device) if model.suppressed_ids else None,
+            self._ids(model.suppressed_ids),
             model.logprob_chunk,
         )
         rank, world = self.ranks.rank, self.ranks.world_size
@@ -186,9 +198,46 @@ class FsdpBackend:
     # ------------------------------------------------------------------ compute
 
     def score(
-        self, part: Part, needs: frozenset[str], tag: str = "actor"
+        self, part: Part, needs: frozenset[str], tag: str = "actor", switch: ScoreSwitch | None = None
     ) -> dict[tuple[int, int], dict[str, np.ndarray]]:
         """Columns by uid, float32 `[R]`, under the weights kept as `tag` ("actor": the current ones)."""
+        _ = self.model
+        if switch is None:
+            return self._score(part, needs, tag, self._options)
+        options = self._switched(switch)
+        if switch.dtype in (None, self.spec.dtype):
+            return self._score(part, needs, tag, options)
+        with self._computing_in(switch.dtype):
+            return self._score(part, needs, tag, options)
+
+    def _switched(self, switch: ScoreSwitch) -> ForwardOptions:
+        options = replace(self._options, top_p=switch.top_p, top_k=switch.top_k)
+        if switch.temperature is not None:
+            options = replace(options, temperature=switch.temperature)
+        if switch.suppressed_ids is not None:
+            options = replace(options, suppressed=self._ids(switch.suppressed_ids))
+        return options
+
+    def _ids(self, ids: Collection[int]) -> Tensor | None:
+        return torch.tensor(sorted(ids), device=self.ranks.device) if ids else None
+
+    @contextmanager
+    def _computing_in(self, dtype: str) -> Iterator[None]:
+        """Another type of the forward. A sharded model casts in its hooks, whose type is fixed."""
+        if self.ranks.world_size > 1:
+            raise NotImplementedError("a sharded model computes in one type")
+        own = [shard.parameter.data for shard in self._shards]
+        for shard in self._shards:
+            shard.parameter.data = shard.master.data.to(DTYPES[dtype])
+        try:
+            yield
+        finally:
+            for shard, data in zip(self._shards, own, strict=True):
+                shard.parameter.data = data
+
+    def _score(
+        self, part: Part, needs: frozenset[str], tag: str, options: ForwardOptions
+    ) -> dict[tuple[int, int], dict[str, np.ndarray]]:
         model = self.model
         needs = self._check_needs(needs)
         columns: dict[tuple[int, int], dict[str, np.ndarray]] = {}
@@ -198,8 +247,7 @@ class FsdpBackend:
             with torch.no_grad():
                 for sequences, towers in zip(part.micro_batches, used, strict=True):
                     batch = pack(model, sequences, shared_prefix=self.shared_prefix)
-                    log_probs, entropy, values, _ = model(batch, needs, towers, self._options)
-                    found = {"log_probs": log_probs, "entropy": entropy, "values": values}
+                    found = model(batch, needs, towers, options)._asdict()
                     _by_uid(columns, batch, {n: found[n] for n in needs if found[n] is not None})
         finally:
             self._forget_gathered()
@@ -217,7 +265,7 @@ class FsdpBackend:
             start = time.perf_counter()
             batch = pack(model, sequences, shared_prefix=self.shared_prefix)
             start = totals.time("pack", start)
-            log_probs, entropy, values, total = model(batch, needs, towers, self._options)
+            log_probs, entropy, values, _, total = model(batch, needs, towers, self._options)
             if not batch.empty:
                 terms = loss(_token_batch(batch, log_probs, entropy, values))
                 totals.add(terms)
@@ -303,6 +351,12 @@ class FsdpBackend:
         if tag == "actor":
             raise InternalError('FsdpBackend.keep: the tag "actor" always means the current weights')
         self._kept[tag] = [shard.master.detach().to("cpu", copy=True) for shard in self._shards]
+
+    def forget(self, tag: str) -> None:
+        self._kept.pop(tag, None)
+
+    def gather(self, value: Any) -> list[Any]:
+        return self.ranks.gather(value)
 
     def _swap(self, tag: str) -> list[Tensor] | None:
         """Put the weights of `tag` in place; returns the current ones, or None for "actor"."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from relax.backends.exact.logprobs import examine
 from relax.backends.exact.media import EncodedItem, PlacedItem
 from relax.backends.exact.model import ExactModel
 from relax.backends.fsdp.batches import PackedBatch
@@ -21,6 +23,22 @@ class ForwardOptions:
     temperature: float = 1.0
     suppressed: Tensor | None = None  # [K] int64 ids
     chunk: int = 1024
+    top_p: float = 1.0  # of `examine`; training knows no truncation
+    top_k: int = -1
+
+    @property
+    def truncated(self) -> bool:
+        return self.top_p < 1 or self.top_k > 0
+
+
+class Forward(NamedTuple):
+    """Of the response tokens of a micro-batch, float32 `[R]`; None is what was not needed."""
+
+    log_probs: Tensor | None
+    entropy: Tensor | None
+    values: Tensor | None
+    mass_above: Tensor | None
+    anchor: Tensor  # a zero
 
 
 class TrainingModel(ExactModel):
@@ -28,8 +46,8 @@ class TrainingModel(ExactModel):
 
     def forward(
         self, batch: PackedBatch, needs: Collection[str], towers: Collection[str], options: ForwardOptions
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
-        """Log-probs, entropy and values of the response tokens, as needed, and an anchor.
+    ) -> Forward:
+        """What `needs` names of the response tokens, and an anchor.
 
         The anchor is a zero that ties every parameter used by any rank into this rank's graph: an encoder that only
         another rank has data for (`towers` names the encoders used by any rank), or everything when the micro-batch
@@ -41,8 +59,21 @@ class TrainingModel(ExactModel):
         if batch.empty:
             rows = targets = torch.arange(4, device=hidden.device)
         chosen = hidden.index_select(0, rows)
-        log_probs = entropy = values = None
-        if needs & {"log_probs", "entropy"}:
+        log_probs = entropy = values = mass_above = None
+        if "mass_above" in needs or options.truncated:
+            found = examine(
+                chosen,
+                self.head.weight,
+                self.head.bias,
+                targets,
+                temperature=options.temperature,
+                suppressed=options.suppressed,
+                top_p=options.top_p,
+                top_k=options.top_k,
+                chunk=options.chunk,
+            )
+            log_probs, mass_above = found.log_probs, found.mass_above
+        elif needs & {"log_probs", "entropy"}:
             log_probs, entropy = self.log_probs(
                 chosen,
                 targets,
@@ -56,8 +87,9 @@ class TrainingModel(ExactModel):
         if batch.empty:
             # Target ids 0 to 3 may be suppressed: their log-prob is -inf, and zero times it is not a number.
             anchor = anchor + sum(_zero(t) for t in (log_probs, values) if t is not None)
-            log_probs, entropy, values = (None if t is None else t[:0] for t in (log_probs, entropy, values))
-        return log_probs, entropy, values, anchor
+            columns = (log_probs, entropy, values, mass_above)
+            log_probs, entropy, values, mass_above = (None if t is None else t[:0] for t in columns)
+        return Forward(log_probs, entropy, values, mass_above, anchor)
 
     def _encode(self, batch: PackedBatch, towers: Collection[str]) -> tuple[list[PlacedItem], Tensor]:
         """Encoded items at their rows, and the zero of the encoders without data here."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relax.backends.exact.logprobs import distribution
+from relax.backends.exact.logprobs import distribution, truncate_row
 from relax.utils.rng import uniforms
 
 
@@ -59,20 +59,6 @@ def _truncate(log_p: Tensor, top_k: np.ndarray, top_p: np.ndarray, greedy: np.nd
     for row in rows.tolist():
         log_p[row] = truncate_row(log_p[row], int(top_k[row]), float(top_p[row]))
     return log_p
-
-
-def truncate_row(log_p: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Log-probs `[V]` of the distribution cut to top_k, then to top_p of what is left; outside -inf."""
-    ordered, index = log_p.sort(descending=True, stable=True)
-    keep = torch.ones_like(ordered, dtype=torch.bool)
-    if top_k > 0:
-        keep[top_k:] = False
-    probs = ordered.exp().double() * keep
-    probs = probs / probs.sum()
-    keep &= (probs.cumsum(0) - probs) < top_p
-    total = (ordered.exp().double() * keep).sum().log()
-    kept = torch.where(keep, (ordered.double() - total).float(), -torch.inf)
-    return torch.full_like(log_p, -torch.inf).scatter_(0, index, kept)
 
 
 def _inverse_cdf(log_p: Tensor, u: np.ndarray) -> Tensor:

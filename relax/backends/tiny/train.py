@@ -11,11 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from relax.backends.base import LossFunction, ModelSpec, OptimizerSpec, Part, RankInfo, StepStats, TokenBatch
+from relax.backends.base import (
+    LossFunction,
+    ModelSpec,
+    OptimizerSpec,
+    Part,
+    RankInfo,
+    ScoreSwitch,
+    StepStats,
+    TokenBatch,
+)
 from relax.backends.tiny.policy import WEIGHT_NAME, log_prob_table
 from relax.backends.tiny.weights import WeightStore
 from relax.data.columns import TrainSequence
@@ -85,17 +94,25 @@ class TinyTrain:
     # ------------------------------------------------------------------ compute
 
     def score(
-        self, part: Part, needs: frozenset[str], tag: str = "actor"
+        self, part: Part, needs: frozenset[str], tag: str = "actor", switch: ScoreSwitch | None = None
     ) -> dict[tuple[int, int], dict[str, np.ndarray]]:
-        """Log-probs and entropies, float32 `[R]` by uid, under the weights `tag`."""
-        self._awake()
+        """Log-probs, entropies and the mass above, float32 `[R]` by uid, under the weights `tag`."""
+        model, switch = self._awake(), switch or ScoreSwitch()
+        if switch.top_p < 1 or switch.top_k > 0 or switch.dtype == "bf16":
+            raise NotImplementedError("TinyTrain switches temperature and suppressed ids alone")
         if tag != "actor" and tag not in self._kept:
             raise InternalError(f"no weights are kept as {tag!r}; known are {sorted(['actor', *self._kept])}")
-        log_p = self._log_probs(self.table if tag == "actor" else self._kept[tag])
+        log_p = log_prob_table(
+            self.table if tag == "actor" else self._kept[tag],
+            temperature=model.temperature if switch.temperature is None else switch.temperature,
+            suppressed=model.suppressed_ids if switch.suppressed_ids is None else switch.suppressed_ids,
+        )
         found: dict[tuple[int, int], dict[str, np.ndarray]] = {}
         for sequence in (s for micro in part.micro_batches for s in micro):
             last, token = pairs(sequence)
-            columns = {"log_probs": log_p[last, token], "entropy": entropy_of(log_p[last])}
+            own = log_p[last, token]
+            above = np.where(log_p[last] > own[:, None], np.exp(log_p[last]), 0.0).sum(axis=1)
+            columns = {"log_probs": own, "entropy": entropy_of(log_p[last]), "mass_above": above}
             found[sequence.uid] = {name: columns[name].astype(np.float32) for name in needs}
         return found
 
@@ -180,6 +197,12 @@ class TinyTrain:
     def keep(self, tag: str) -> None:
         self._awake()
         self._kept[tag] = self.table.copy()
+
+    def forget(self, tag: str) -> None:
+        self._kept.pop(tag, None)
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
 
     def save(self, folder: Path) -> None:
         self._awake()

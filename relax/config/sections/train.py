@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from relax.config.flags import Section, at_least, flag
+from relax.config.flags import Section, above, at_least, flag
 from relax.config.frozen import FrozenDict
 
 
@@ -63,6 +63,21 @@ class TrainConfig(Section):
         None,
         help="Take the training forward itself as the old log-probs (ratio 1).",
         shown="on at --max-staleness 0 with one optimizer step a rollout",
+    )
+    parity_interval: int | None = flag(
+        None,
+        help="Rollouts between two comparisons of the engines' log-probs with the trainer's; the first is made before "
+        "the first update. Each keeps --max-staleness + 1 copies of the weights in CPU memory for a while.",
+        check=at_least(1),
+        shown="only before the first update",
+    )
+    parity_limit: float = flag(
+        0.1, help="Largest mean difference of engine and trainer log-probs, in nats.", check=above(0)
+    )
+    parity_policy: str = flag(
+        "warn",
+        choices=("warn", "fail"),
+        help="What a difference above --parity-limit does after the first update; before it the run ends.",
     )
     megatron_to_hf_mode: str = flag(
         "bridge",

@@ -17,6 +17,7 @@ from relax.components.training_data import BatchSettings
 from relax.data.columns import group_columns
 from relax.distributed.bus.base import Block
 from relax.distributed.bus.local import LocalBus
+from relax.engine.parity.gate import ParityGate, ParitySettings
 from relax.schedule.clock import RealClock
 from relax.utils.errors import ConfigError, InternalError
 from relax.utils.types import Sample
@@ -135,22 +136,30 @@ async def test_the_reference_may_be_renewed():
     assert loss.seen[1].columns["ref_logprobs"].tolist() == pytest.approx([log_prob(moved, 1, 3)])
 
 
-async def test_the_difference_to_the_engine_is_the_largest_before_the_first_step():
-    actor, _, groups, _ = await actor_with({2: [3, 4]}, engine_log_prob=-1.0, difference_limit=100.0)
-    report = await actor.train(task(groups, (1.0,), measure_difference=True))
+async def test_the_difference_to_the_engine_is_measured_before_the_first_step():
+    gate = ParityGate(ParitySettings(limit=100.0))
+    actor, _, groups, _ = await actor_with({2: [3, 4]}, engine_log_prob=-1.0, parity=gate)
+    report = await actor.train(task(groups, (1.0,)))
     gaps = [abs(log_prob(TABLE, 1, 3) + 1.0), abs(log_prob(TABLE, 3, 4) + 1.0)]
-    assert report.engine_difference_max == pytest.approx(max(gaps), rel=1e-6)
+    found = report.engine_difference
+    assert found.max == pytest.approx(max(gaps), rel=1e-6)
+    assert found.mean == pytest.approx(sum(gaps) / 2, rel=1e-6)
+    assert found.count == 2
+    again = await actor.train(task(groups, (1.0,)))
+    assert again.engine_difference is None  # without an interval it is measured once
 
 
 async def test_P2_log_probs_of_another_kind_end_the_run_before_the_first_update():
     # the engine says -1.0 for every token; the table's own values differ by the gaps below
     gaps = [abs(log_prob(TABLE, 1, 3) + 1.0), abs(log_prob(TABLE, 3, 4) + 1.0)]
     mean = sum(gaps) / 2
-    actor, _, groups, _ = await actor_with({2: [3, 4]}, engine_log_prob=-1.0, difference_limit=0.9 * mean)
+    strict = ParityGate(ParitySettings(limit=0.9 * mean))
+    actor, _, groups, _ = await actor_with({2: [3, 4]}, engine_log_prob=-1.0, parity=strict)
     with pytest.raises(ConfigError, match=rf"{mean:.3f} nats on average and {max(gaps):.3f} at most over 2 tokens"):
-        await actor.train(task(groups, (1.0,), measure_difference=True))
-    allowed, _, groups, _ = await actor_with({2: [3, 4]}, engine_log_prob=-1.0, difference_limit=1.1 * mean)
-    await allowed.train(task(groups, (1.0,), measure_difference=True))
+        await actor.train(task(groups, (1.0,)))
+    lenient = ParityGate(ParitySettings(limit=1.1 * mean))
+    allowed, _, groups, _ = await actor_with({2: [3, 4]}, engine_log_prob=-1.0, parity=lenient)
+    await allowed.train(task(groups, (1.0,)))
 
 
 async def test_a_published_version_holds_the_weights_of_now():

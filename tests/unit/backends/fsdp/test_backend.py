@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from relax.backends.base import ModelSpec, OptimizerSpec, Part
+from relax.backends.base import ModelSpec, OptimizerSpec, Part, ScoreSwitch
 from relax.backends.fsdp.backend import FsdpBackend
 from relax.backends.fsdp.batches import pack
 from relax.utils.errors import ConfigError, Divergence, InternalError
@@ -330,3 +330,66 @@ def test_calls_out_of_order_are_refused(base):
         backend.score(part, frozenset({"logits"}))
     backend.close()
     backend.close()
+
+
+def _distribution(folder, sequence, *, temperature=1.0, suppressed=()):
+    """float64 probabilities `[R, V]` by transformers' own forward of one sequence."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = torch.from_numpy(sequence.tokens.astype(np.int64))[None]
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits[0, sequence.prompt_len - 1 : -1].double() / temperature
+    logits[:, list(suppressed)] = -torch.inf
+    return logits.softmax(-1), ids[0, sequence.prompt_len :, None]
+
+
+def test_each_switch_of_a_score_changes_that_one_thing(base):
+    folder = folder_of(base, "qwen3")
+    backend = opened(folder, temperature=0.7, suppressed_ids=(8, 9))
+    sequence = next(s for s in groups(num_groups=1) if s.response_len > 4)
+
+    def score(switch=None, need="log_probs"):
+        return backend.score(one_part([sequence]), frozenset({need}), switch=switch)[sequence.uid][need]
+
+    def right(probs, ids):
+        return probs.gather(1, ids)[:, 0].log().numpy()
+
+    own = _distribution(folder, sequence, temperature=0.7, suppressed=(8, 9))
+    assert score() == pytest.approx(right(*own), abs=1e-5)
+    hot = _distribution(folder, sequence, temperature=1.3, suppressed=(8, 9))
+    assert score(ScoreSwitch(temperature=1.3)) == pytest.approx(right(*hot), abs=1e-5)
+    free = _distribution(folder, sequence, temperature=0.7)
+    assert score(ScoreSwitch(suppressed_ids=())) == pytest.approx(right(*free), abs=1e-5)
+    # the 20 most likely ids, renormalised; outside them a token is impossible
+    probs, ids = own
+    least = probs.sort(descending=True).values[:, 19:20]
+    kept = torch.where(probs >= least, probs, 0.0)
+    kept = (kept / kept.sum(1, keepdim=True)).gather(1, ids)[:, 0]
+    assert np.exp(score(ScoreSwitch(top_k=20))) == pytest.approx(kept.numpy(), abs=1e-5)
+    above = torch.where(probs > probs.gather(1, ids), probs, 0.0).sum(1)
+    assert score(need="mass_above") == pytest.approx(above.numpy(), abs=1e-5)
+
+
+def test_a_forward_in_another_type_leaves_the_weights_as_they_are(base):
+    folder = folder_of(base, "qwen3")
+    part = one_part(groups(num_groups=2))
+    backend, rounded = opened(folder), opened(folder, dtype="bf16")
+    before = backend.score(part, LOG_PROBS)
+    switched = backend.score(part, LOG_PROBS, switch=ScoreSwitch(dtype="bf16"))
+    again, right = backend.score(part, LOG_PROBS), rounded.score(part, LOG_PROBS)
+    for uid in before:
+        assert (switched[uid]["log_probs"] == right[uid]["log_probs"]).all()
+        assert (again[uid]["log_probs"] == before[uid]["log_probs"]).all()
+    assert any((switched[uid]["log_probs"] != before[uid]["log_probs"]).any() for uid in before)
+    widened = rounded.score(part, LOG_PROBS, switch=ScoreSwitch(dtype="fp32"))
+    assert all((widened[uid]["log_probs"] == before[uid]["log_probs"]).all() for uid in before)
+
+
+def test_forgotten_weights_are_gone(base):
+    backend = opened(folder_of(base, "qwen3"))
+    backend.keep("old")
+    backend.forget("old")
+    backend.forget("old")
+    with pytest.raises(InternalError, match="'old'"):
+        backend.score(one_part(groups(num_groups=1)), LOG_PROBS, tag="old")
