@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 10.0
 RETRY_PAUSES_S = (0.1, 0.5)  # before the second and the third try of a call that may be repeated
+UPDATE_IS_OPEN = "session is already open"  # SGLang's words
 MEMORY_TAGS = ("weights", "kv_cache")
 
 
@@ -64,10 +65,18 @@ class _SglangCalls:
         await self._send("POST", "/flush_cache", {}, repeat=True)
 
     async def weights_begin(self) -> None:
-        await self._send("POST", "/begin_weight_update", {}, repeat=True)
+        """Open an update. SGLang holds on to one whose sender is gone, which is closed first."""
+        try:
+            await self._send("POST", "/begin_weight_update", {}, repeat=True)
+        except EngineRefused as error:
+            if UPDATE_IS_OPEN not in str(error):
+                raise
+            await self._send("POST", "/end_weight_update", {}, repeat=False)
+            await self._send("POST", "/begin_weight_update", {}, repeat=False)
 
-    async def weights_from_disk(self, folder: Path, version: int) -> None:
-        payload = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
+    async def weights_from_disk(self, folder: Path, version: int, *, flush: bool = True) -> None:
+        """`flush`: forget the KV cache of the old weights, which SGLang refuses while requests stand still in it."""
+        payload = {"model_path": str(folder), "weight_version": str(version), "flush_cache": flush}
         _check_success(await self._send("POST", "/update_weights_from_disk", payload, repeat=False), self.url)
 
     async def weights_end(self, version: int) -> None:

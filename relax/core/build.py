@@ -245,10 +245,10 @@ def engine_names(config: RunConfig) -> Any:
     """How weight names change on the way to the engine; the native engine takes the trainer's."""
     if config.rollout.rollout_backend != "sglang":
         return None
-    from relax.distributed.checkpoint_service.naming import sglang_names
+    from relax.distributed.checkpoint_service.naming import THINKER, sglang_names
 
     model = json.loads((Path(config.checkpoint.hf_checkpoint) / "config.json").read_text())  # type: ignore[arg-type]
-    return sglang_names("thinker." if "thinker_config" in model else "")
+    return sglang_names(THINKER if "thinker_config" in model else "")
 
 
 def build_forward(role: str, config: RunConfig, wiring: Wiring, shared: InProcess | None = None) -> Any:

@@ -44,7 +44,10 @@ def model_problems(config: RunConfig) -> Iterator[str]:
     for kind in ("image", "video"):
         if kind in (data.multimodal_keys or ()):
             yield from _media_limits(config, folder, kind)
-    yield from _class_problem(name, folder)
+    problems = [*_class_problem(name, folder)]
+    if not problems and config.rollout.rollout_backend == "sglang":
+        problems += _servable_problem(folder)
+    yield from problems
     if not any(path.suffix in WEIGHT_SUFFIXES for path in folder.iterdir()):
         yield f"--hf-checkpoint {name} holds no weights (*.safetensors): was the download cut short?"
 
@@ -101,6 +104,15 @@ def _class_problem(name: str, folder: Path) -> Iterator[str]:
             f"--hf-checkpoint {name}: its config.json names the class {names[0]}, which the installed transformers "
             "does not have: update transformers, or use another model"
         )
+
+
+def _servable_problem(folder: Path) -> Iterator[str]:
+    from relax.backends.sglang.spec import check_servable
+
+    try:
+        check_servable(folder)
+    except ConfigError as error:
+        yield str(error)
 
 
 def known_class(name: str) -> bool:

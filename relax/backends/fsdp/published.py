@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from relax.backends.fsdp.optimizer import Shard
+from relax.distributed.checkpoint_service.naming import THINKER, checkpoint_name
 from relax.distributed.checkpoint_service.publishers import read_version
 from relax.utils.errors import WeightSyncError
 
-PREFIXES = ("", "thinker.")  # an omni thinker is published under the name that its engine knows
 _FUSED = re.compile(r"^(.*\bmlp\.experts)\.(gate_up_proj|down_proj)$")
 
 
@@ -49,10 +49,10 @@ def _copy(shard: Shard, tensor: Tensor) -> None:
 
 
 def _find(name: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
-    for prefix in PREFIXES:
-        if prefix + name in tensors:
-            return tensors[prefix + name]
-        fused = _FUSED.match(prefix + name)
+    for published in (name, THINKER + checkpoint_name(name)):  # an omni thinker goes by the name its engine knows
+        if published in tensors:
+            return tensors[published]
+        fused = _FUSED.match(published)
         if fused and f"{fused[1]}.0.down_proj.weight" in tensors:
             return _fuse(fused[1], fused[2], tensors)
     return None

@@ -3,47 +3,47 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from relax.backends.base import EngineCommand, EngineConfig
 from relax.utils.errors import ConfigError
 
+CPU_LAUNCHER = Path(__file__).parent / "cpu" / "launch.py"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 # What this class sets itself; the same flag among the extra arguments would win silently or clash.
 OWN_FLAGS = frozenset(
     ("--model-path", "--host", "--port", "--tp-size", "--tp", "--node-rank", "--nnodes", "--dtype", "--random-seed")
 )
+# SGLang 0.5.23 builds experts in every layer of these, whatever the config says, and passes over the dense weights.
+ALL_SPARSE = ("Qwen3MoeForCausalLM", "Qwen3VLMoeForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration")
 CPU_ARGS = ("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch")
 CPU_ARGS += ("--disable-cuda-graph", "--mm-attention-backend", "sdpa", "--mem-fraction-static", "0.2")
 
 
 class SglangEngine:
-    """`EngineSpec` of `sglang.launch_server`.
+    """`EngineSpec` of `sglang.launch_server`; on a machine without GPUs, of the same behind our CPU platform.
 
-    `python` is the interpreter of the environment that holds SGLang (RELAX_SGLANG_PYTHON, else this one). On a
-    machine without GPUs `launcher` must be a script with the CPU shims and platform plug-in (RELAX_SGLANG_LAUNCHER).
+    `python` is the interpreter of the environment that holds SGLang (RELAX_SGLANG_PYTHON, else this one).
     """
 
     name = "sglang"
 
-    def __init__(self, python: str | None = None, launcher: str | None = None) -> None:
+    def __init__(self, python: str | None = None) -> None:
         self._python = python or os.environ.get("RELAX_SGLANG_PYTHON") or sys.executable
-        self._launcher = launcher or os.environ.get("RELAX_SGLANG_LAUNCHER")
 
     def command(
         self, config: EngineConfig, *, host: str, port: int, gpus: Sequence[int] = (), node_rank: int = 0
     ) -> EngineCommand:
         if port == 0:
             raise ConfigError("SGLang cannot report a port that it chose: give --port a free one")
-        if not gpus and self._launcher is None:
-            raise ConfigError(
-                "SGLang does not start on a machine without GPUs as it is published: set RELAX_SGLANG_LAUNCHER to a "
-                "script with the CPU platform plug-in, or use the native engine"
-            )
+        check_servable(config.model_path)
         extra = _flags(config.extra_args)
-        argv = [self._python, *([self._launcher] if self._launcher else ["-m", "sglang.launch_server"])]
+        argv = [self._python, *(("-m", "sglang.launch_server") if gpus else (str(CPU_LAUNCHER),))]
         argv += ["--model-path", str(config.model_path), "--host", host, "--port", str(port)]
         argv += ["--dtype", DTYPES[config.dtype], "--tp-size", str(config.tensor_parallel)]
         argv += ["--max-running-requests", str(config.max_running_requests)]
@@ -51,7 +51,7 @@ class SglangEngine:
         if config.context_length is not None:
             argv += ["--context-length", str(config.context_length)]
         # An idle scheduler spins on a core without the first; without the second a request's own seed is ignored.
-        argv += ["--sleep-on-idle", "--enable-deterministic-inference", "--skip-server-warmup"]
+        argv += ["--sleep-on-idle", "--enable-deterministic-inference", "--skip-server-warmup", "--enable-metrics"]
         if not gpus:
             argv += CPU_ARGS
         nodes = -(-config.tensor_parallel // len(gpus)) if gpus else 1
@@ -67,6 +67,25 @@ class SglangEngine:
         if config.tensor_parallel > 1:
             env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(config.tensor_parallel)))
         return env
+
+
+def check_servable(folder: Path) -> None:
+    """Refuse a model that SGLang does not serve, or serves wrongly without a word. It takes a minute to start."""
+    path = Path(folder) / "config.json"
+    config: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    (name, *_) = config.get("architectures") or [""]
+    if name.endswith("ThinkerForConditionalGeneration"):
+        raise ConfigError(
+            f"--hf-checkpoint {folder} holds an omni thinker alone ({name}), which SGLang does not serve: give the "
+            "whole model's folder (its config.json has a thinker_config), or use --rollout-backend native"
+        )
+    text = config.get("thinker_config", config)
+    text = text.get("text_config", text)
+    if name in ALL_SPARSE and (text.get("mlp_only_layers") or text.get("decoder_sparse_step", 1) != 1):
+        raise ConfigError(
+            f"--hf-checkpoint {folder}: {name} with dense layers (mlp_only_layers, decoder_sparse_step). SGLang gives "
+            "every layer experts, leaves them random and says nothing: use --rollout-backend native"
+        )
 
 
 def _flags(extra: Sequence[str]) -> list[str]:

@@ -209,7 +209,7 @@ class EchoEngine:
             raise EngineRefused(f"engine {self.url}: the weights sleep; wake them first", status=400)
         self._updating, self._staged = True, None
 
-    async def weights_from_disk(self, folder: Path, version: int) -> None:
+    async def weights_from_disk(self, folder: Path, version: int, *, flush: bool = True) -> None:
         """Stage a version; what serves stays as it is."""
         await self._called("weights_from_disk")
         if not self._updating:

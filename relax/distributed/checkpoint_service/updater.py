@@ -42,7 +42,7 @@ class WeightReceiver(Protocol):
 
     async def weights_begin(self) -> None: ...
 
-    async def weights_from_disk(self, folder: Path, version: int) -> None: ...
+    async def weights_from_disk(self, folder: Path, version: int, *, flush: bool = True) -> None: ...
 
     async def weights_end(self, version: int) -> None: ...
 
@@ -252,11 +252,17 @@ class _Install:
 
     async def _load(self) -> None:
         manifest = self._manifest
+        # Requests that stand still keep their keys and values.
+        keep = {"flush": False} if self._pause_mode == "in_place" else {}
         if self.group is not None:
-            for body in buckets(manifest, self.group.name):
+            parts = buckets(manifest, self.group.name)
+            for body in parts:
+                body["flush_cache"] = not keep
+                if body is parts[-1]:  # SGLang takes the version here, the native engine at the end
+                    body["weight_version"] = str(manifest.version)
                 _accepted(await self._engine.post("/update_weights_from_distributed", body))
         elif manifest.folder is not None:
-            await self._engine.weights_from_disk(Path(manifest.folder), manifest.version)
+            await self._engine.weights_from_disk(Path(manifest.folder), manifest.version, **keep)
         else:
             raise WeightSyncError(f"the manifest of version {manifest.version} names no folder")
 

@@ -22,6 +22,7 @@ class StandIn:
         self.calls = []
         self.status = {}
         self.answers = {}
+        self.then = {}  # path -> called once, after the path's next answer is decided
         self.drop = {}  # path -> connections to close without an answer
         self.waiting = 0
         self.most_waiting = 0
@@ -42,7 +43,9 @@ class StandIn:
             await self.gate.wait()
             self.waiting -= 1
         answer = self.answers.get(request.path, {"path": request.path})
-        return web.json_response(answer, status=self.status.get(request.path, 200))
+        reply = web.json_response(answer, status=self.status.get(request.path, 200))
+        self.then.pop(request.path, lambda: None)()
+        return reply
 
 
 @asynccontextmanager
@@ -191,3 +194,18 @@ async def test_the_in_process_client_speaks_to_any_asgi_application():
     with pytest.raises(EngineLost, match="503"):
         await client.generate({"input_ids": [1]})
     assert seen[0] == ("POST", "/flush_cache", b"{}")
+
+
+async def test_an_update_that_its_sender_left_open_is_closed_before_the_next_begins():
+    """SGLang 0.5.23 answers 400 to a second begin, and would refuse every later version."""
+    async with serving() as (engine, client):
+        refusal = "a weight-update session is already open; call end_weight_update() first"
+        engine.status["/begin_weight_update"] = 400
+        engine.answers["/begin_weight_update"] = {"success": False, "message": refusal}
+        engine.then["/end_weight_update"] = engine.status.clear
+        await client.weights_begin()
+    assert [path for _, path, _ in engine.calls] == [
+        "/begin_weight_update",
+        "/end_weight_update",
+        "/begin_weight_update",
+    ]

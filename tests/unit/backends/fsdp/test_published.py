@@ -15,7 +15,7 @@ from tests.unit.backends.training_cases import folder_of
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
-    for kind in ("qwen3", "qwen3_moe"):
+    for kind in ("qwen3", "qwen3_moe", "qwen3_omni"):
         for seed in (0, 1):
             folder_of(root, kind, seed)
     return root
@@ -28,7 +28,13 @@ def opened(folder, **spec) -> FsdpBackend:
 
 
 @pytest.mark.parametrize(
-    ("kind", "names"), [("qwen3", None), ("qwen3_moe", None), ("qwen3_moe", sglang_names("thinker."))]
+    ("kind", "names"),
+    [
+        ("qwen3", None),
+        ("qwen3_moe", None),
+        ("qwen3_moe", sglang_names("thinker.")),
+        ("qwen3_omni", sglang_names("thinker.")),
+    ],
 )
 def test_a_copy_holds_the_published_bits(models, tmp_path, kind, names):
     source, copy = opened(models / f"{kind}-1"), opened(models / f"{kind}-0")

@@ -18,7 +18,6 @@ import torch
 from relax.backends.base import EngineConfig
 from relax.backends.engine_client import EngineRefused, HttpEngineClient
 from relax.backends.native.spec import NativeEngine
-from relax.backends.sglang.spec import SglangEngine
 from relax.utils.errors import ConfigError
 
 START_S = 120.0
@@ -185,33 +184,6 @@ def test_the_native_command_says_everything_the_engine_needs(tmp_path):
         NativeEngine().command(EngineConfig(tmp_path, tensor_parallel=2), host="h", port=0, gpus=(), node_rank=0)
     with pytest.raises(ConfigError, match="SGLang's flags"):
         NativeEngine().command(EngineConfig(tmp_path, extra_args=("--x",)), host="h", port=0, gpus=(), node_rank=0)
-
-
-def test_the_sglang_command_always_has_the_two_flags_whose_lack_is_silent(tmp_path):
-    config = EngineConfig(
-        tmp_path, dtype="bf16", tensor_parallel=2, extra_args=("--sglang-mem-fraction-static", "0.7")
-    )
-    argv = list(SglangEngine(python="py").command(config, host="h", port=30000, gpus=(2, 3), node_rank=0).argv)
-    assert argv[:3] == ["py", "-m", "sglang.launch_server"]
-    assert {"--sleep-on-idle", "--enable-deterministic-inference"} <= set(argv)
-    assert argv[argv.index("--tp-size") + 1] == "2" and argv[argv.index("--dtype") + 1] == "bfloat16"
-    assert argv[argv.index("--mem-fraction-static") + 1] == "0.7"
-    assert "cpu" not in argv
-    on_cpu = SglangEngine(python="py", launcher="launch.py").command(config, host="h", port=1, gpus=(), node_rank=0)
-    assert list(on_cpu.argv)[:2] == ["py", "launch.py"] and "torch_native" in on_cpu.argv
-    assert on_cpu.env["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1"
-
-
-def test_sglang_without_gpus_and_launcher_is_refused_before_a_minute_is_lost(tmp_path, monkeypatch):
-    monkeypatch.delenv("RELAX_SGLANG_LAUNCHER", raising=False)
-    with pytest.raises(ConfigError, match="RELAX_SGLANG_LAUNCHER"):
-        SglangEngine().command(EngineConfig(tmp_path), host="h", port=1, gpus=(), node_rank=0)
-
-
-@pytest.mark.parametrize("flag", ["--sglang-model-path", "--port", "--sglang-tp-size=4"])
-def test_sglang_flags_that_relax_sets_itself_are_refused(tmp_path, flag):
-    with pytest.raises(ConfigError, match="remove it"):
-        SglangEngine().command(EngineConfig(tmp_path, extra_args=(flag,)), host="h", port=1, gpus=(0,), node_rank=0)
 
 
 def test_launch_specs_import_no_torch():

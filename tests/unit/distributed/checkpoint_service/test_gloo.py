@@ -41,6 +41,7 @@ class GlooEngine:
         self.version = "0"
         self.weights: dict[str, torch.Tensor] = {}
         self.calls: list[str] = []
+        self.options: list[dict[str, object]] = []  # of each bucket, beside its tensors
         self._dies = dies
         self._staged: dict[str, torch.Tensor] = {}
         self._group: Any = None
@@ -63,7 +64,7 @@ class GlooEngine:
     async def weights_begin(self) -> None:
         await self._call("begin")
 
-    async def weights_from_disk(self, folder: Path, version: int) -> None:
+    async def weights_from_disk(self, folder: Path, version: int, *, flush: bool = True) -> None:
         raise AssertionError("a broadcast needs no folder")
 
     async def weights_end(self, version: int) -> None:
@@ -84,8 +85,9 @@ class GlooEngine:
         self._group = join_group(store, group_name, rank_offset, world_size, timeout)
 
     def update_weights_from_distributed(
-        self, names: list[str], dtypes: list[str], shapes: list[list[int]], group_name: str
+        self, names: list[str], dtypes: list[str], shapes: list[list[int]], group_name: str, **options: object
     ) -> None:
+        self.options.append(options)
         for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
             self._staged[name] = torch.full(shape, 7).to(getattr(torch, dtype))
             broadcast(self._group, self._staged[name])
@@ -149,6 +151,8 @@ async def test_two_engines_receive_two_versions_over_one_store() -> None:
         "/init_weights_update_group", "/update_weights_from_distributed", "/destroy_weights_update_group",
     )  # fmt: skip
     assert engines[0].calls == 2 * [group, "pause", "begin", update, "end", "resume", leave]
+    # SGLang takes the version with the tensors, and refuses to flush under requests that stand still.
+    assert engines[0].options == [{"flush_cache": False, "weight_version": v} for v in ("1", "2")]
 
 
 async def test_a_late_joiner_alone_gets_the_staged_version() -> None:

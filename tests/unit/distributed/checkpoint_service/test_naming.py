@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from relax.distributed.checkpoint_service.naming import sglang_names
+from relax.distributed.checkpoint_service.naming import THINKER, sglang_names
 from relax.distributed.checkpoint_service.publishers import SharedMemoryPublisher, read_version
+from tests.builders import build_tiny_model
 
 
 def test_names_of_a_tiny_moe_model_are_those_of_its_saved_checkpoint(tmp_path: Path) -> None:
@@ -44,3 +45,17 @@ def test_a_prefix_goes_before_every_name() -> None:
 def test_without_splitting_fused_names_pass() -> None:
     weights = {"model.layers.0.mlp.experts.gate_up_proj": torch.ones(2, 4, 3)}
     assert [name for name, _ in sglang_names(split_experts=False)(weights.items())] == list(weights)
+
+
+def test_names_of_an_omni_thinker_are_those_of_the_whole_models_checkpoint(tmp_path: Path) -> None:
+    """In memory they are `model.audio_tower.*`, which SGLang would pass over with "Success"."""
+    model = build_tiny_model("qwen3_omni")
+    model.save_pretrained(tmp_path / "saved")
+    saved = {f"thinker.{name}": tensor for name, tensor in load_file(tmp_path / "saved" / "model.safetensors").items()}
+    got = dict(sglang_names(THINKER)(model.named_parameters()))
+    assert got.keys() == saved.keys()
+    assert all(torch.equal(got[name], tensor) for name, tensor in saved.items())
+    assert {name.split(".")[1] for name in got} == {"audio_tower", "visual", "model", "lm_head"}
+    assert (
+        dict(sglang_names(THINKER)([(n.removeprefix("thinker."), t) for n, t in saved.items()])).keys() == saved.keys()
+    )

@@ -45,7 +45,7 @@ class StagingEngine:
     async def weights_begin(self) -> None:
         await self._call("begin")
 
-    async def weights_from_disk(self, folder: Path, version: int) -> None:
+    async def weights_from_disk(self, folder: Path, version: int, *, flush: bool = True) -> None:
         await self._call("weights")
         self.staged = folder
 
