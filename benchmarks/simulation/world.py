@@ -65,6 +65,7 @@ class World:
     scheduler_class: type[Scheduler] = Scheduler
     engine_class: type[EchoEngine] = EchoEngine
     start_table: np.ndarray | None = None
+    engines_return: bool = False  # dead engines are started again
     journal: MemoryJournal = field(default_factory=MemoryJournal)
     sink: MemorySink = field(default_factory=MemorySink)
     evaluations: list[tuple[int, list[Sample]]] = field(default_factory=list)
@@ -105,6 +106,9 @@ class World:
 
         return EchoBehaviour(token_s=token_s, call_s=call_s, fault=fault)
 
+    def connect(self, name: str, url: str) -> EchoEngine:
+        raise NotImplementedError("engines of this world do not come and go")
+
     async def prepare(self, row: RawRow) -> PreparedPrompt:
         self.calls += 1
         await asyncio.sleep(self.noise("prepare", self.calls))
@@ -139,20 +143,19 @@ class World:
         rng = np.random.default_rng(plan.seed)
         table = rng.normal(size=(VOCABULARY, VOCABULARY)) if self.start_table is None else self.start_table
         store = WeightStore()
-        engines = [
-            self.engine_class(
-                np.zeros_like(table),
-                clock=clock,
-                store=store,
-                url=f"echo://{n}",
-                behaviour=self.behaviour(n),
-            )
-            for n in range(plan.num_engines)
-        ]
+        self.new_engine = lambda number, url: self.engine_class(
+            np.zeros_like(table), clock=clock, store=store, url=url, behaviour=self.behaviour(number)
+        )
+        engines = [self.new_engine(n, f"echo://{n}") for n in range(plan.num_engines)]
         self.router = EchoRouter(engines)
         named = {f"engine-{n}": engine for n, engine in enumerate(engines)}
         fleet = EngineFleet(
-            named, clock=clock, timeout_s=INSTALL_TIMEOUT_S, pause_mode=plan.pause_mode, workers=self.router
+            named,
+            clock=clock,
+            timeout_s=INSTALL_TIMEOUT_S,
+            pause_mode=plan.pause_mode,
+            workers=self.router,
+            connect=self.connect,
         )
         tables = ("advantages", *({"reference": ("ref",), "actor_fwd": ("actor_fwd",)}.get(plan.forward or "", ())))
         self.bus = LocalBus({t: r for t, r in PRODUCERS.items() if t in ("rollout", "media", *tables)})
@@ -280,6 +283,7 @@ class World:
                 eval_interval=plan.eval_interval,
                 save_dir=self.folder if plan.save_interval else None,
                 save_interval=plan.save_interval,
+                engines_return=self.engines_return,
             ),
             clock=clock,
             metrics=StepMetrics([self.sink], clock),

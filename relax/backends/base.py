@@ -209,6 +209,7 @@ class EngineInfo:
     exact_reason: str
     logprob_kind: str  # "processed": of the distribution really sampled from; "raw" otherwise
     max_running_requests: int
+    running_requests: int | None = None  # running and waiting now; None: the engine does not tell
     raw: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -211,8 +211,17 @@ def engine_info(url: str, raw: Mapping[str, Any]) -> EngineInfo:
         exact_reason=str(raw.get("exact_reason", "SGLang's kernels are not those of the trainer")),
         logprob_kind=str(raw.get("logprob_kind", "processed")),
         max_running_requests=int(raw.get("max_running_requests") or 0),
+        running_requests=_running(raw.get("internal_states")),
         raw=dict(raw),
     )
+
+
+def _running(states: Any) -> int | None:
+    """Requests inside the engine, running or waiting, over its data-parallel parts."""
+    keys = ("num_running_reqs", "num_queue_reqs")
+    if not states or any(key not in state for state in states for key in keys):
+        return None
+    return sum(int(state[key]) for state in states for key in keys)
 
 
 def _parsed(url: str, path: str, status: int, raw: bytes) -> Any:

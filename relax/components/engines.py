@@ -4,15 +4,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from relax.backends.base import EngineClient, PauseMode
+from relax.backends.base import EngineClient, EngineInfo, PauseMode
 from relax.components.messages import EngineStatus
 from relax.distributed.checkpoint_service.base import WeightManifest
 from relax.distributed.checkpoint_service.updater import Send, install_version
 from relax.schedule.clock import Clock
-from relax.utils.errors import EngineLost
+from relax.utils.errors import EngineLost, InfrastructureError, InternalError
+
+logger = logging.getLogger(__name__)
+
+DRAIN_POLL_S = 0.1
+Connect = Callable[[str, str], EngineClient]  # name, url
 
 
 class WorkerList(Protocol):
@@ -26,7 +32,10 @@ class WorkerList(Protocol):
 class EngineFleet:
     """Engines by name. An engine that missed a version gets no requests until an install succeeds: `workers` is told.
 
-     `pause_mode` is what an install does to running requests:
+    A joining engine is `add`ed, takes the newest version by `install([name])` and is listed by `serve`. A leaving one
+    is `retire`d: no new requests; then `drain`ed, and `forget`ten when its process is gone.
+
+    `pause_mode` is what an install does to running requests:
 
     retract   requests give up their KV cache and go on under the new weights with a fresh prefill (default: every
               token's log-prob is that of one version's forward)
@@ -43,9 +52,11 @@ class EngineFleet:
         pause_mode: PauseMode = "retract",
         workers: WorkerList | None = None,
         send: Send | None = None,
+        connect: Connect | None = None,
     ) -> None:
         self._engines = dict(engines)
-        self._workers, self._send = workers, send
+        self._leaving: dict[str, EngineClient] = {}
+        self._workers, self._send, self._connect = workers, send, connect
         self._behind: set[str] = set()  # engines that missed a version
         self._asleep = False
         self._clock, self._timeout_s, self._pause_mode = clock, timeout_s, pause_mode
@@ -54,15 +65,69 @@ class EngineFleet:
     def names(self) -> tuple[str, ...]:
         return tuple(self._engines)
 
-    def add(self, name: str, client: EngineClient) -> None:
-        self._engines[name] = client
+    @property
+    def urls(self) -> dict[str, str]:
+        """{engine: url} in the order of joining."""
+        return {name: engine.url for name, engine in self._engines.items()}
 
-    def remove(self, name: str) -> EngineClient | None:
-        return self._engines.pop(name, None)
+    # ------------------------------------------------------------------ joining and leaving
+
+    async def add(self, name: str, url: str) -> None:
+        """Take an engine in that holds no version yet: it gets no requests before `serve`."""
+        if self._connect is None:
+            raise InternalError(f"{name} cannot join: this fleet was made without a way to connect to engines")
+        await self.forget(name)  # an earlier process of the same name
+        self._engines[name] = self._connect(name, url)
+        self._behind.add(name)
+
+    async def serve(self, name: str) -> None:
+        """Give requests to an engine that holds the newest version. Raises EngineLost when the router cannot."""
+        await self._list(name, serves=True)
+
+    async def retire(self, name: str) -> None:
+        """No new requests and no further versions for an engine; those that run go on."""
+        engine = self._engines.pop(name, None)
+        if engine is None:
+            return
+        self._leaving[name] = engine
+        listed, _ = name not in self._behind, self._behind.discard(name)
+        if listed and self._workers is not None:
+            await self._workers.remove_worker(engine.url)
+
+    async def drain(self, name: str, timeout_s: float) -> bool:
+        """Wait until a retired engine runs nothing, then abort what is left -> whether nothing had to be aborted.
+
+        An aborted request ends as interrupted and is generated again elsewhere. An engine that does not tell how many
+        requests it runs gets the whole time.
+        """
+        engine, end = self._leaving[name], self._clock.now() + timeout_s
+        while self._clock.now() < end:
+            try:
+                if (await engine.info()).running_requests == 0:
+                    return True
+            except InfrastructureError as error:  # the log is told: a dead engine runs nothing
+                logger.warning("engine died while it drained engine=%s error=%s", name, error)
+                return False
+            await self._clock.sleep(DRAIN_POLL_S)
+        try:
+            await engine.abort()
+        except InfrastructureError as error:  # as above
+            logger.warning("engine took no abort engine=%s error=%s", name, error)
+        return False
+
+    async def forget(self, name: str) -> None:
+        """Close the connection to an engine whose process has ended or is about to."""
+        await self.retire(name)
+        engine = self._leaving.pop(name, None)
+        if engine is not None:
+            await engine.close()
+
+    # ------------------------------------------------------------------ all of them
 
     async def abort(self, rid: str | None = None) -> None:
         """Abort one request, or all, on every engine. Raises EngineLost when none of them could be reached."""
-        results = await asyncio.gather(*(e.abort(rid) for e in self._engines.values()), return_exceptions=True)
+        engines = [*self._engines.values(), *self._leaving.values()]
+        results = await asyncio.gather(*(engine.abort(rid) for engine in engines), return_exceptions=True)
         failed = [r for r in results if isinstance(r, BaseException)]
         unexpected = [r for r in failed if not isinstance(r, EngineLost)]
         if unexpected:
@@ -72,26 +137,31 @@ class EngineFleet:
 
     async def install(self, manifest: WeightManifest) -> tuple[EngineStatus, ...]:
         """Install a version everywhere; an engine that fails keeps its old version and is reported as not ok."""
-        names = list(self._engines)
-        clients = [self._engines[name] for name in names]
+        statuses = await self.install_on(list(self._engines), manifest)
+        for status in statuses:
+            await self._list(status.engine, serves=status.ok)
+        return statuses
+
+    async def install_on(self, names: Sequence[str], manifest: WeightManifest) -> tuple[EngineStatus, ...]:
+        """Install a version on these engines; who gets requests stays as it is."""
         # a sleeping engine is paused already, and may not go on before its KV cache is back
         mode = None if self._asleep else self._pause_mode
         report = await install_version(
             manifest,
-            clients,
+            [self._engines[name] for name in names],
             clock=self._clock,
             timeout_s=self._timeout_s,
             pause_mode=mode,
             send=self._send if manifest.folder is None else None,
         )
-        for name, result in zip(names, report.engines, strict=True):
-            await self._list(name, serves=result.status != "failed")
         return tuple(
             EngineStatus(name, manifest.version, result.status != "failed", result.stall_s, result.error)
             for name, result in zip(names, report.engines, strict=True)
         )
 
     async def _list(self, name: str, *, serves: bool) -> None:
+        if name not in self._engines:  # it left during the install
+            return
         if self._workers is None or serves == (name not in self._behind):
             return
         url = self._engines[name].url
@@ -120,20 +190,31 @@ class EngineFleet:
             self._asleep = False
 
     async def status(self) -> dict[str, object]:
-        """{name: url, version, health, exactness} of every engine, asked now."""
-        infos = await asyncio.gather(*(e.info() for e in self._engines.values()), return_exceptions=True)
-        out: dict[str, object] = {}
-        for (name, client), info in zip(self._engines.items(), infos, strict=True):
-            lost = isinstance(info, BaseException)
-            out[name] = {
-                "url": client.url,
-                "status": "unhealthy" if lost else "active",
-                "is_healthy": not lost,
-                "weight_version": None if lost else info.weight_version,  # type: ignore[union-attr]
-                "exact": not lost and info.exact,  # type: ignore[union-attr]
-                "exact_reason": f"no answer: {info}" if lost else info.exact_reason,  # type: ignore[union-attr]
-            }
-        return out
+        """{name: url, version, health, exactness} of every engine, asked now.
+
+        `status` is active (gets requests), behind (no requests until it takes a version), draining or unhealthy.
+        """
+        engines = {**self._engines, **self._leaving}
+        infos = await asyncio.gather(*(e.info() for e in engines.values()), return_exceptions=True)
+        return {
+            name: self._status_of(name, client.url, info)
+            for (name, client), info in zip(engines.items(), infos, strict=True)
+        }
+
+    def _status_of(self, name: str, url: str, info: EngineInfo | BaseException) -> dict[str, object]:
+        out: dict[str, object] = {"url": url, "status": "unhealthy", "is_healthy": False, "weight_version": None}
+        if isinstance(info, BaseException):
+            return {**out, "exact": False, "exact_reason": f"no answer: {info}"}
+        word = "draining" if name in self._leaving else "behind" if name in self._behind else "active"
+        return {
+            **out,
+            "status": word,
+            "is_healthy": True,
+            "weight_version": info.weight_version,
+            "running_requests": info.running_requests,
+            "exact": info.exact,
+            "exact_reason": info.exact_reason,
+        }
 
     async def close(self) -> None:
-        await asyncio.gather(*(engine.close() for engine in self._engines.values()))
+        await asyncio.gather(*(engine.close() for engine in (*self._engines.values(), *self._leaving.values())))

@@ -150,6 +150,18 @@ class EngineStatus:
     error: str | None = None
 
 
+@dataclass(frozen=True)
+class EngineOrder:
+    """What the controller is to do with the engines, asked for at the rollout role's door."""
+
+    kind: str  # scale_out | scale_in | recover
+    request_id: str
+    engines: tuple[str, ...] = ()  # to be removed
+    count: int = 0  # to be added
+    force: bool = False  # abort what runs on a leaving engine at once
+    timeout_s: float | None = None
+
+
 class RolloutHandle(Protocol):
     async def dataset(self) -> tuple[int, str]:
         """Rows and digest of the prompt data."""
@@ -172,6 +184,26 @@ class RolloutHandle(Protocol):
     async def release(self, rollout_id: int, groups: tuple[int, ...]) -> ReleaseReport: ...
 
     async def install(self, manifest: WeightManifest) -> tuple[EngineStatus, ...]: ...
+
+    async def join_engine(self, name: str, url: str, manifest: WeightManifest) -> EngineStatus:
+        """Take an engine in and install a version on it; it gets no requests before `serve_engine`."""
+        ...
+
+    async def serve_engine(self, name: str) -> None: ...
+
+    async def retire_engine(self, name: str) -> None:
+        """No new requests for this engine; those that run go on."""
+        ...
+
+    async def drain_engine(self, name: str, timeout_s: float) -> bool:
+        """Wait until a retired engine runs nothing, then abort the rest -> whether nothing had to be aborted."""
+        ...
+
+    async def forget_engine(self, name: str) -> None: ...
+
+    async def next_engine_order(self, patience_s: float) -> EngineOrder | None: ...
+
+    async def engine_order_update(self, request_id: str, changes: Mapping[str, Any]) -> None: ...
 
     async def offload(self) -> None:
         """Free the engines' memory for training: abort what runs, flush, sleep."""

@@ -15,9 +15,11 @@ import numpy as np
 
 from relax.components.base import Role
 from relax.components.details import DetailsWriter
+from relax.components.elastic import EngineRequests
 from relax.components.engines import EngineFleet
 from relax.components.messages import (
     AcceptedGroup,
+    EngineOrder,
     EngineStatus,
     EvalReport,
     GroupOrder,
@@ -117,6 +119,7 @@ class Rollout(Role):
         post_process: PostProcess | None = None,
         details: DetailsWriter | None = None,
         evaluate: Evaluate | None = None,
+        engine_requests: EngineRequests | None = None,
         close: Callable[[], Coroutine[Any, Any, None]] | None = None,
         executor: Executor | None = None,
     ) -> None:
@@ -125,6 +128,8 @@ class Rollout(Role):
         self._bus, self._trace, self._journal, self._clock, self._settings = bus, trace, journal, clock, settings
         self._sample_filter, self._post_process, self._details = sample_filter, post_process, details
         self._evaluate, self._close = evaluate, close
+        self._requests = engine_requests or EngineRequests(engines.names, refused="this run's engines are fixed")
+        self._holds: set[str] = set()  # why generation is paused
         self._overlong_in_a_row = 0  # prompts left out since the last one that fitted
         self._released: dict[str, tuple[int, ...]] = {}  # partition -> groups, for the details
         self._preparing: dict[int, asyncio.Task[None]] = {}
@@ -400,13 +405,72 @@ class Rollout(Role):
         return await self._engines.install(manifest)
 
     async def offload(self) -> None:
-        self._generator.pause()
+        self._hold("engines sleep")
         await self._engines.offload()
 
     async def onload(self, tags: tuple[str, ...]) -> None:
         await self._engines.onload(tags)
         if "kv_cache" in tags:
-            self._generator.resume()
+            self._free("engines sleep")
+
+    def _hold(self, reason: str) -> None:
+        """Hold back new calls and requests; generation goes on once every reason is gone."""
+        if not self._holds:
+            self._generator.pause()
+        self._holds.add(reason)
+
+    def _free(self, reason: str) -> None:
+        if reason in self._holds:
+            self._holds.remove(reason)
+            if not self._holds:
+                self._generator.resume()
+
+    # ------------------------------------------------------------------ engines that come and go
+
+    async def join_engine(self, name: str, url: str, manifest: WeightManifest) -> EngineStatus:
+        await self._engines.add(name, url)
+        (status,) = await self._engines.install_on((name,), manifest)
+        return status
+
+    async def serve_engine(self, name: str) -> None:
+        await self._engines.serve(name)
+        self._free("no engine")
+
+    async def retire_engine(self, name: str) -> None:
+        await self._engines.retire(name)
+        if not self._engines.names:
+            self._hold("no engine")
+
+    async def drain_engine(self, name: str, timeout_s: float) -> bool:
+        return await self._engines.drain(name, timeout_s)
+
+    async def forget_engine(self, name: str) -> None:
+        await self.retire_engine(name)
+        await self._engines.forget(name)
+
+    async def next_engine_order(self, patience_s: float) -> EngineOrder | None:
+        return await self._requests.next(patience_s)
+
+    async def engine_order_update(self, request_id: str, changes: Mapping[str, Any]) -> None:
+        self._requests.update(request_id, changes)
+
+    async def scale_out(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return self._requests.scale_out(body, self._engines.names)
+
+    async def scale_in(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return self._requests.scale_in(body, self._engines.urls)
+
+    async def scale_request(self, direction: str, request_id: str) -> dict[str, Any]:
+        return self._requests.one(direction, request_id)
+
+    async def scale_requests(
+        self, direction: str, model_name: str | None = None, status: str | None = None
+    ) -> list[dict[str, Any]]:
+        return self._requests.all(direction, model_name, status)
+
+    async def recover_rollout_engines(self) -> dict[str, str]:
+        self._requests.recover()
+        return {"status": "ok"}
 
     async def evaluate(self, rollout_id: int, version: int) -> EvalReport:
         if self._evaluate is None:
@@ -426,6 +490,7 @@ class Rollout(Role):
             **await super().status(),
             "running_groups": len(self._inside),
             "ready_groups": len(self._ready),
+            "paused": sorted(self._holds),
             "engines": await self._engines.status(),
         }
 

@@ -128,6 +128,12 @@ def modes(config: RunConfig) -> Iterator[str]:
         )
 
 
+def fault_tolerance(config: RunConfig) -> Iterator[str]:
+    cluster = config.cluster
+    if cluster.use_fault_tolerance and (cluster.inline or config.mode == "colocate"):
+        yield "--use-fault-tolerance needs --fully-async or --hybrid, without --inline: else no engine starts again"
+
+
 def inline(config: RunConfig) -> Iterator[str]:
     """One process holds one training rank, one native engine and an in-memory bus."""
     if not config.cluster.inline:
@@ -363,6 +369,7 @@ RULES: tuple[Rule, ...] = (
     batch_sizes,
     micro_batches,
     modes,
+    fault_tolerance,
     inline,
     resources,
     conversion,

@@ -34,13 +34,13 @@ _LATER = {
         save-hf-dtype save-hf-quant-mode save-hf-quant-block-size save-hf-post-hook-path
     """,
     "automatic restarts of roles and engines": """
-        use-health-check max-global-restart use-fault-tolerance rollout-health-check-interval
+        use-health-check max-global-restart rollout-health-check-interval
         rollout-health-check-timeout rollout-health-check-first-wait
         rollout-health-check-max-consecutive-failures
     """,
-    "elastic engines": """
-        autoscaler-config scale-out-timeout scale-out-partial-success-policy scale-in-drain-timeout
-        scale-in-shutdown-timeout enable-affinity rollout-external rollout-external-engine-addrs
+    "engines that run elsewhere, affinity and the autoscaler": """
+        autoscaler-config scale-out-partial-success-policy enable-affinity rollout-external
+        rollout-external-engine-addrs
     """,
     "data reading by every rank": """
         per-rank-fetch polling-mode

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -37,7 +39,6 @@ class Wiring:
     router_port: int = 0
     bus_attachment: Any = None
     engine_urls: Mapping[str, str] = field(default_factory=dict)
-    engine_logs: Mapping[str, Path] = field(default_factory=dict)
     incarnation: int = 0
     namespace: str = ""  # of the run's Ray actors
     actor_host: str = "127.0.0.1"  # training rank 0, as the engines see it
@@ -284,6 +285,7 @@ def build_advantages(config: RunConfig, wiring: Wiring, shared: InProcess | None
 
 def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = None) -> Any:
     """The rollout role with everything it owns."""
+    from relax.components.elastic import EngineRequests
     from relax.components.engines import EngineFleet
     from relax.components.rollout import Rollout, RolloutSettings
     from relax.core.rollout_parts import (
@@ -313,7 +315,10 @@ def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = 
         clock=clock,
         send=shared.send_weights if shared else remote_sender(wiring),
         workers=None if shared else RouterWorkers(f"http://{wiring.router_host}:{wiring.router_port}", clock=clock),
+        connect=None if shared else functools.partial(http_engine, config, folder),
     )
+    fixed = shared is not None or config.mode == "colocate"
+    refused = "engines come and go with --fully-async or --hybrid only" if fixed else None
     preparer = Preparer(config)
     scorer = build_scorer(config, args, clock)
     hook = load_hook(config.rollout.custom_generate_function_path)
@@ -365,6 +370,7 @@ def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = 
         post_process=post_process(config, args),
         details=details_writer(config, tables(config)),
         evaluate=evaluator.run if config.eval_datasets else None,
+        engine_requests=EngineRequests(fleet.names, refused=refused, wall_time=time.time),
         close=close,
         executor=ThreadPoolExecutor(1, thread_name_prefix="rollout"),
     )
@@ -406,14 +412,15 @@ def build_scorer(config: RunConfig, args: Any, clock: Clock) -> Any:
 
 
 def http_engines(config: RunConfig, wiring: Wiring) -> dict[str, EngineClient]:
+    folder = RunFolder(wiring.run_dir)
+    return {name: http_engine(config, folder, name, url) for name, url in wiring.engine_urls.items()}
+
+
+def http_engine(config: RunConfig, folder: RunFolder, name: str, url: str) -> EngineClient:
     from relax.backends.engine_client import HttpEngineClient
 
-    return {
-        name: HttpEngineClient(
-            url, timeout_s=config.rollout.rollout_http_timeout, log_path=wiring.engine_logs.get(name)
-        )
-        for name, url in wiring.engine_urls.items()
-    }
+    log = folder.log(f"{name}-process")
+    return HttpEngineClient(url, timeout_s=config.rollout.rollout_http_timeout, log_path=log)
 
 
 def build_engine(config: RunConfig, log_path: Path) -> Any:

@@ -17,6 +17,7 @@ from relax.components.messages import Roles
 from relax.config.run import RunConfig
 from relax.core.build import algorithm_options, tables
 from relax.core.checkpoint import RunState, first_rollout, latest_checkpoint
+from relax.core.engine_keeper import EngineKeeper, EnginePool, KeeperSettings
 from relax.core.prompt_order import PromptOrder
 from relax.core.run_folder import RunFolder, add_facts, choose_folder, exactness, new_run_id, write_description
 from relax.core.step_metrics import StepMetrics
@@ -40,6 +41,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 class Deployment(Protocol):
     """Where the roles live: in this process, or as workers of a Ray cluster."""
+
+    @property
+    def engines(self) -> EnginePool | None:
+        """Engines that may come and go; None where they cannot."""
+        ...
 
     async def start(self) -> Roles: ...
 
@@ -154,7 +160,10 @@ class Run:
         await self._tell_exactness(roles)
         self.loop = await make_loop(self.config, self.folder, roles, self.journal, self.clock, self.run_id)
         self.loop.on_versions = self.deployment.published
-        await _first_end(self.deployment.watch(), _flush(self.journal, self.clock), self.loop.run())
+        parts = [self.deployment.watch(), _flush(self.journal, self.clock), self.loop.run()]
+        if (pool := self.deployment.engines) is not None:
+            parts.insert(1, EngineKeeper(self.loop, pool, keeper_settings(self.config)).run())
+        await _first_end(*parts)
 
     async def _tell_exactness(self, roles: Roles) -> None:
         exact, reason = exactness(self.config, roles.facts["actor"], await roles.rollout.engines())
@@ -294,6 +303,17 @@ def loop_settings(config: RunConfig, folder: RunFolder) -> LoopSettings:
         save_dir=folder.root if config.checkpoint.save else None,
         save_interval=config.checkpoint.save_interval,
         save_hf=config.checkpoint.save_hf,
+        engines_return=config.cluster.use_fault_tolerance,
+    )
+
+
+def keeper_settings(config: RunConfig) -> KeeperSettings:
+    cluster = config.cluster
+    return KeeperSettings(
+        relaunch=cluster.use_fault_tolerance,
+        launch_timeout_s=cluster.scale_out_timeout,
+        drain_timeout_s=cluster.scale_in_drain_timeout,
+        shutdown_timeout_s=cluster.scale_in_shutdown_timeout,
     )
 
 

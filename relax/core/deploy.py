@@ -27,6 +27,7 @@ from relax.config.resources import check_fits
 from relax.config.run import RunConfig
 from relax.core.build import Wiring
 from relax.core.placement import Placement, check_one_node, check_slots, on_node
+from relax.core.ray_engines import RayEngines
 from relax.core.run_folder import RunFolder
 from relax.core.training_loop import first_error
 from relax.distributed.bus.transfer_queue import ENVIRONMENT, TransferQueueOwner
@@ -36,7 +37,7 @@ from relax.distributed.ray.handles import RemoteGroup, RemoteRole, translated
 from relax.distributed.ray.worker import Worker
 from relax.engine.router.process import RouterProcess
 from relax.schedule.clock import RealClock
-from relax.utils.errors import ConfigError, EngineLost, InternalError, RoleLost
+from relax.utils.errors import ConfigError, EngineLost, InternalError
 from relax.utils.processes import free_ports
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,9 @@ class RayDeployment:
         self._workers: dict[str, Any] = {}
         self._hosting: set[str] = set()  # workers that were told to build a role
         self._threads: list[asyncio.Future[Any]] = []
-        self._engine_urls: dict[str, str] = {}
+        self.engines = RayEngines(
+            config, self._folder, spawn=self._spawn_engine, stop=self._stop_worker, hosting=self._hosting
+        )
         self._control: Any = None
         self._serving = False
         self.http_address: str | None = None
@@ -110,12 +113,12 @@ class RayDeployment:
         async with asyncio.TaskGroup() as starting:
             attachment = starting.create_task(self._in_thread(self._bus.start))
             router = starting.create_task(self._router.start())
-            engines = [starting.create_task(self._start_engine(i)) for i in range(config.num_engines)]
+            engines = starting.create_task(self.engines.start_first())
             ranks = starting.create_task(self._rank_environment())
             if config.cluster.serve_http:
                 starting.create_task(self._in_thread(self._start_doors))
         await router
-        urls = self._engine_urls = {f"engine-{i}": task.result() for i, task in enumerate(engines)}
+        urls = engines.result()
         for url in urls.values():
             await self._router.add_worker(url)
         await ranks
@@ -126,7 +129,6 @@ class RayDeployment:
             router_port=self._router.port,
             bus_attachment=attachment.result(),
             engine_urls=urls,
-            engine_logs={name: self._folder.log(name) for name in urls},
             namespace=self._namespace,
             actor_host=(await self._await(self._workers["actor-0"].ready.remote(), "actor-0"))["host"],
         )
@@ -158,14 +160,20 @@ class RayDeployment:
         for role in FORWARD_ROLES:
             if role in config.resource:
                 self._worker(role, TRAIN_PRELOAD, self._seat(role, 0))
-        for i in range(config.num_engines):
-            first = i * config.cluster.rollout_num_gpus_per_engine
-            self._worker(f"engine-{i}", (), self._seat("rollout", first))
+        self.engines.spawn_first(self._places)
 
-    def _seat(self, role: str, place: int) -> Mapping[str, Any]:
+    def _spawn_engine(self, name: str, options: Mapping[str, Any]) -> Any:
+        self._worker(name, (), options)
+        return self._workers[name]
+
+    @property
+    def _places(self) -> Placement:
         if self._placement is None:
             raise InternalError("workers are created after their places")
-        return self._placement.seat(role, place).options
+        return self._placement
+
+    def _seat(self, role: str, place: int) -> Mapping[str, Any]:
+        return self._places.seat(role, place).options
 
     def _worker(
         self, name: str, preload: tuple[str, ...], options: Mapping[str, Any], env: Mapping[str, str] | None = None
@@ -177,11 +185,6 @@ class RayDeployment:
             .options(name=name, namespace=self._namespace, max_concurrency=1000, **options)
             .remote(name, dict(env or {}), preload, str(self._folder.log(name)))
         )
-
-    async def _start_engine(self, place: int) -> str:
-        name = f"engine-{place}"
-        log = self._folder.log(f"{name}-process")
-        return await self._build(name, name, "relax.core.build:build_engine", self._config, log)
 
     async def _rank_environment(self) -> None:
         """Tell the training ranks where they meet; one rank needs no process group."""
@@ -268,7 +271,8 @@ class RayDeployment:
             async with asyncio.TaskGroup() as watching:
                 watching.create_task(self._watch_router(self._router))
                 for name in self._workers:
-                    watching.create_task(self._watch_worker(name))
+                    if not name.startswith("engine-"):
+                        watching.create_task(self._watch_worker(name))
         except BaseExceptionGroup as group:
             raise first_error(group) from None
 
@@ -276,25 +280,8 @@ class RayDeployment:
         raise EngineLost(await router.wait_ended())
 
     async def _watch_worker(self, name: str) -> None:
-        worker = self._workers[name]
-        if name not in self._engine_urls:
-            await self._await(worker.wait_stopped.remote(), name)
-            return
-        try:
-            end = await self._await(worker.call.remote(name, "wait_ended", ()), name)
-        except RoleLost as error:
-            end = str(error)
-        if end is not None:
-            await self._engine_ended(name, end)
-
-    async def _engine_ended(self, name: str, end: str) -> None:
-        """The run goes on with the engines that are left: the dead one misses the next version and gets no work."""
-        url = self._engine_urls.pop(name)
-        if not self._engine_urls:
-            raise EngineLost(f"{name}, the last engine: {end}")
-        logger.error("engine lost engine=%s left=%d end=%s", name, len(self._engine_urls), end)
-        if self._router is not None:
-            await self._router.remove_worker(url)
+        """Raise when the worker of a role dies; the engines' deaths are the keeper's business."""
+        await self._await(self._workers[name].wait_stopped.remote(), name)
 
     # ------------------------------------------------------------------ stop
 
@@ -302,6 +289,7 @@ class RayDeployment:
         """Stop roles, engines, router, doors, bus, cluster, in this order. Errors are logged, nothing is skipped."""
         if self._threads:
             await asyncio.wait(self._threads, timeout=THREAD_WAIT_S)
+        self.engines.close()
         if self._cluster is None:
             return
         engines = [name for name in self._workers if name.startswith("engine-")]
@@ -314,13 +302,13 @@ class RayDeployment:
             except Exception:  # the log is told; what comes after must stop all the same
                 logger.exception("shutdown step failed step=%s", step.__name__)
 
-    async def _stop_worker(self, name: str) -> None:
+    async def _stop_worker(self, name: str, wait_s: float = WORKER_STOP_S) -> None:
         import ray
 
         worker = self._workers.pop(name)
         if name in self._hosting:  # others hold nothing yet, and may still be importing
             try:
-                await asyncio.wait_for(translated(worker.stop.remote(), name), WORKER_STOP_S)
+                await asyncio.wait_for(translated(worker.stop.remote(), name), wait_s)
             except Exception as error:  # the log is told; a worker that is dead already has nothing to stop
                 logger.info("worker did not stop by itself worker=%s error=%s", name, str(error).splitlines()[:1])
         ray.kill(worker)

@@ -3,20 +3,20 @@
 
 /{role}/get_step, set_step, status, health   every role
 /{role}/stop_service                         every role: the run ends after the rollout in training
-/rollout/evaluate, is_eval_done, engines     the rollout role
+/rollout/...                                 the rollout role, see rollout_door.py
 /dcs_coordinator/...                         membership and weight versions
 /                                            which roles there are
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, HTTPException
 
+from relax.core.rollout_door import Call, add_rollout_routes
 from relax.distributed.checkpoint_service.api import build_coordinator_routes
 from relax.distributed.checkpoint_service.base import WeightManifest
 from relax.distributed.checkpoint_service.coordinator import Coordinator
@@ -24,7 +24,6 @@ from relax.schedule.clock import RealClock
 from relax.utils.errors import RelaxError
 
 DOOR_OPTIONS = {"num_cpus": 0}
-Call = Callable[..., Awaitable[Any]]
 
 
 def role_app(role: str, worker_name: str, namespace: str) -> Any:
@@ -71,30 +70,6 @@ def add_common_routes(http: FastAPI, call: Call) -> None:
     async def health() -> dict[str, str]:
         await call("get_step")
         return {"status": "ok"}
-
-
-def add_rollout_routes(http: FastAPI, call: Call) -> None:
-    running: list[asyncio.Task[Any]] = []
-
-    @http.get("/evaluate")
-    async def evaluate(train_step: int = 0) -> dict[str, Any]:
-        """Start an evaluation of the weights that the engines hold now."""
-        if running and not running[-1].done():
-            raise HTTPException(409, "an evaluation is running; ask /is_eval_done")
-        running[:] = [asyncio.create_task(call("evaluate", train_step, train_step))]
-        return {"status": "ok", "rollout_id": train_step}
-
-    @http.get("/is_eval_done")
-    async def is_eval_done() -> dict[str, bool]:
-        if running and running[-1].done():
-            running[-1].result()  # an evaluation that failed says so here
-        return {"done": not running or running[-1].done()}
-
-    @http.get("/engines")
-    async def engines(model_name: str = "default") -> dict[str, Any]:
-        found: Mapping[str, Any] = await call("engines")
-        rows = [{"engine_id": name, **engine} for name, engine in found.items()]
-        return {"models": {model_name: {"engines": rows}}, "total_engines": len(rows)}
 
 
 def control_app(roles: Mapping[str, str]) -> Any:
@@ -145,6 +120,9 @@ async def call_worker(worker_name: str, namespace: str, role: str, method: str, 
     try:
         return await worker.call.remote(role, method, args)
     except ray.exceptions.RayTaskError as error:
+        refused = getattr(error.cause, "status", None)  # of a role that has an answer of its own
+        if isinstance(refused, int):
+            raise HTTPException(refused, str(error.cause)) from error
         status = 400 if isinstance(error.cause, (RelaxError, ValueError, AttributeError)) else 500
         raise HTTPException(status, f"{type(error.cause).__name__}: {error.cause}") from error
     except ray.exceptions.RayActorError as error:

@@ -73,6 +73,10 @@ class InlineDeployment:
         engine = await client.info()
         return Roles(rollout, actor, advantages, **forward, facts={"actor": info, "engines": {"engine-0": engine}})
 
+    @property
+    def engines(self) -> None:
+        """The one engine lives and dies with this process."""
+
     async def published(self, manifest: WeightManifest, engines: Mapping[str, int]) -> None:
         """There are no doors that report versions."""
 

@@ -10,7 +10,7 @@ loopback, and weight versions travel through that node's memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,16 +40,24 @@ class Placement:
 
     async def create(self) -> None:
         """Reserve every group, or raise naming what could not be placed in time."""
+        try:
+            await self._reserve(list(self._sizes))
+        except InfrastructureError:
+            self.remove()
+            raise
+
+    async def _reserve(self, names: Sequence[str]) -> None:
         from ray.util.placement_group import placement_group
 
         card = {"GPU" if self._gpus else SLOT: 1.0, **on_node(self._node)}
-        self._groups = {name: placement_group([card] * size) for name, size in self._sizes.items()}
-        for name, group in self._groups.items():
+        for name in names:
+            self._groups[name] = placement_group([card] * self._sizes[name])
+        for name in names:
+            group = self._groups[name]
             try:
                 async with asyncio.timeout(READY_TIMEOUT_S):
                     await group.ready()
             except TimeoutError:
-                self.remove()
                 raise InfrastructureError(
                     f"no place for {self._sizes[name]} cards of {name} within {READY_TIMEOUT_S:g} s: other jobs hold "
                     "them (see `ray status`)"
@@ -67,6 +75,20 @@ class Placement:
         )
         cards: dict[str, Any] = {"num_gpus": share} if self._gpus else {"resources": {SLOT: share}}
         return Seat({"num_cpus": 0, "scheduling_strategy": strategy, **cards})
+
+    async def add(self, name: str, cards: int) -> Seat:
+        """A seat on `cards` cards of a new group `name`; `give_back` frees them. Raises when none are free in time."""
+        self._sizes[name] = cards
+        await self._reserve([name])
+        return self.seat(name, 0)
+
+    def give_back(self, name: str) -> None:
+        """Free the cards of an added group. Unknown names are a no-op."""
+        from ray.util.placement_group import remove_placement_group
+
+        group = self._groups.pop(name, None)
+        if group is not None:
+            remove_placement_group(group)
 
     def remove(self) -> None:
         from ray.util.placement_group import remove_placement_group

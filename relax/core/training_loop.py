@@ -64,6 +64,7 @@ class LoopSettings:
     save_interval: int | None = None
     save_hf: str | None = None  # path with {rollout_id}, written with each checkpoint and at the end
     rollout_deadline_s: float = 1800.0  # without any group ending, the run is stuck
+    engines_return: bool = False  # dead engines are started again, so a run may be without one for a while
 
 
 @dataclass
@@ -81,6 +82,9 @@ class TrainingLoop:
     digest: str = ""  # chained over all trained groups
     on_step: Callable[[int], Awaitable[None]] | None = None
     on_versions: Callable[[WeightManifest, dict[str, int]], Awaitable[None]] | None = None  # published, {engine: held}
+    on_no_engine: Callable[[Sequence[str]], Awaitable[None]] | None = None  # engines that refused the newest version
+    manifest: WeightManifest | None = None  # the newest published version
+    installing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while versions or engines change
     stop_requested: bool = False  # by a role's /stop_service; the run ends after the rollout in training
     _stopping: bool = False
     _orders: dict[int, GroupOrder] = field(default_factory=dict)  # admitted and not yet contained
@@ -168,7 +172,7 @@ class TrainingLoop:
             report = await self.roles.rollout.report(need, PATIENCE_S)
             now = self.clock.now()
             waits_for_training = self._training and not self._waiting_for_rollout()
-            if report.accepted or report.dropped or waits_for_training:
+            if report.accepted or report.dropped or waits_for_training or not self.scheduler.engines:
                 last_progress = now
             elif now - last_progress > self.settings.rollout_deadline_s:
                 raise InfrastructureError(
@@ -277,9 +281,10 @@ class TrainingLoop:
         """Engines start with whatever they loaded; nothing is sampled before they hold the trainer's weights."""
         version = self.scheduler.stepped
         manifest = await self.roles.actor.publish(version)
-        self._published(manifest)
-        for status in self._usable(await self.roles.rollout.install(manifest)):
-            self.decide(ev.EngineJoined(status.engine, version))
+        async with self.installing:
+            self._published(manifest)
+            for status in await self._usable(await self.roles.rollout.install(manifest)):
+                self.decide(ev.EngineJoined(status.engine, version))
         await self._tell_versions(manifest)
         if self.roles.actor_fwd is not None and version > 0:
             await self.roles.actor_fwd.load_version(manifest)
@@ -294,8 +299,16 @@ class TrainingLoop:
             self._eval = None
         started = self.clock.now()
         manifest = await self.roles.actor.publish(version)
+        async with self.installing:
+            stall_s = await self._install(manifest)
+        await self._tell_versions(manifest)
+        self.metrics.synced(self.clock.now() - started, stall_s)
+        await self._notify()
+
+    async def _install(self, manifest: WeightManifest) -> float:
+        """Give a version to every role that holds weights -> seconds in which an engine generated nothing."""
+        version, shared = manifest.version, self.settings.mode == "colocate"
         self._published(manifest)
-        shared = self.settings.mode == "colocate"
         if self.roles.actor_fwd is not None:
             await self.roles.actor_fwd.load_version(manifest)
         interval = self.settings.ref_update_interval
@@ -307,16 +320,21 @@ class TrainingLoop:
         statuses = await self.roles.rollout.install(manifest)
         if shared:
             await self.roles.rollout.onload(("kv_cache",))
-        for status in self._usable(statuses):
+        for status in await self._usable(statuses):
             known = status.engine in self.scheduler.engines
             self.decide((ev.Installed if known else ev.EngineJoined)(status.engine, version))
-        await self._tell_versions(manifest)
-        self.metrics.synced(self.clock.now() - started, max((s.stall_s for s in statuses), default=0.0))
+        return max((s.stall_s for s in statuses), default=0.0)
+
+    async def engines_changed(self) -> None:
+        """An engine has joined or left: the gate may open, and the coordinator is told."""
+        if self.manifest is not None:
+            await self._tell_versions(self.manifest)
         await self._notify()
 
     def _published(self, manifest: WeightManifest) -> None:
         self.journal.append(ev.Weights(manifest.version, {entry.name: entry.checksum for entry in manifest.tensors}))
         self.decide(ev.Published(manifest.version))
+        self.manifest = manifest
 
     async def _tell_versions(self, manifest: WeightManifest) -> None:
         if self.on_versions is not None:
@@ -328,13 +346,16 @@ class TrainingLoop:
         elif self.settings.actor_scores_reference:
             await self.roles.actor.refresh_reference()
 
-    def _usable(self, statuses: tuple[EngineStatus, ...]) -> list[EngineStatus]:
+    async def _usable(self, statuses: tuple[EngineStatus, ...]) -> list[EngineStatus]:
         """Engines that took the version; one that did not gets no new work from now on."""
         good = [status for status in statuses if status.ok]
         for status in statuses:
             if not status.ok and status.engine in self.scheduler.engines:
                 self.decide(ev.EngineLeft(status.engine, status.error or "weight install failed"))
-        if not good:
+        if not good and self.settings.engines_return:
+            if self.on_no_engine is not None:
+                await self.on_no_engine([status.engine for status in statuses])
+        elif not good:
             errors = "; ".join(f"{s.engine}: {s.error}" for s in statuses)
             if not statuses:
                 raise EngineLost("no engine is left")

@@ -191,6 +191,7 @@ class Scheduler:
 
     def _on_engine_joined(self, event: ev.EngineJoined) -> None:
         self.engines[event.engine] = event.version
+        self._close()  # where it is the first one back, nobody else tells that a version is installed
 
     def _on_engine_left(self, event: ev.EngineLeft) -> None:
         self.engines.pop(event.engine, None)

@@ -92,6 +92,7 @@ class EchoEngine:
         self._updating = False
         self._staged: np.ndarray | None = None
         self._calls: Counter[str] = Counter()
+        self._dead = False
 
     @property
     def num_running(self) -> int:
@@ -111,6 +112,7 @@ class EchoEngine:
             exact_reason="engine and trainer read one table",
             logprob_kind="processed",
             max_running_requests=1 << 20,
+            running_requests=self.num_running,
         )
 
     async def generate(self, payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,6 +142,8 @@ class EchoEngine:
             await request.wait(self._clock.sleep(self._behaviour.token_s(request.rid, len(ids))))
             while not self._open.is_set() and not request.aborted:
                 await request.wait(self._open.wait())
+            if self._dead:
+                raise EngineLost(f"engine {self.url} is dead")
             if request.aborted:
                 finish = {"type": "abort", "message": "aborted"}
                 break
@@ -249,6 +253,11 @@ class EchoEngine:
     async def close(self) -> None:
         self._abort(None)
 
+    def die(self) -> None:
+        """What a killed process looks like: running requests and all later calls end as lost."""
+        self._dead = True
+        self._abort(None)
+
     def _update_gate(self) -> None:
         if self._paused or self._asleep:
             self._open.clear()
@@ -261,6 +270,8 @@ class EchoEngine:
         seconds = self._behaviour.call_s(verb, self._calls[verb])
         if seconds:
             await self._clock.sleep(seconds)
+        if self._dead:
+            raise EngineLost(f"engine {self.url} is dead")
         error = self._behaviour.fault(verb, self._calls[verb])
         if error is not None:
             raise error
@@ -272,6 +283,10 @@ class EchoRouter:
     def __init__(self, engines: Iterable[EchoEngine]) -> None:
         self._engines = {engine.url: engine for engine in engines}
         self._listed = set(self._engines)
+
+    def know(self, engine: EchoEngine) -> None:
+        """Let an engine that was not there at the start be added."""
+        self._engines[engine.url] = engine
 
     async def add_worker(self, url: str) -> None:
         self._listed.add(url)

@@ -75,6 +75,18 @@ class ClusterConfig(Section):
         later=("disk", "nccl"),
         help="How weight versions travel to engines and forward-only roles.",
     )
+    use_fault_tolerance: bool = flag(False, help="Start an engine that has died again, with the newest weights.")
+    scale_out_timeout: float = flag(
+        1800.0, help="Longest time for engines that are added while a run goes on, in seconds.", check=above(0)
+    )
+    scale_in_drain_timeout: float = flag(
+        30.0,
+        help="Seconds in which an engine that leaves may end its requests; then they are cut off.",
+        check=above(0),
+    )
+    scale_in_shutdown_timeout: float = flag(
+        30.0, help="Seconds in which an engine that leaves must stop before it is killed.", check=above(0)
+    )
     inline: bool = flag(False, help="Run every role in this process on an in-memory bus, without Ray.")
     ray_dashboard: bool = flag(
         False, help="Start Ray's dashboard with a local cluster (it takes 14-33 s on a laptop)."

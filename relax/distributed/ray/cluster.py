@@ -22,6 +22,7 @@ SLOT = "slot"  # the custom resource that stands for a card where there are no G
 CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # written by `ray start` on this node
 MIN_CPUS = 16  # logical: TransferQueue's actors ask for one each, and a start with too few never ends
 OBJECT_STORE_BYTES = 256 << 20
+SPARE_SLOTS = 64  # of a private cluster, for engines that join: a slot is only a number
 
 
 @dataclass
@@ -144,7 +145,7 @@ def _init_private(temp_dir: Path, namespace: str, slots: int, dashboard: bool, o
         address="local",
         namespace=namespace,
         num_cpus=max(MIN_CPUS, os.cpu_count() or 1),
-        resources={SLOT: max(1, slots)},
+        resources={SLOT: max(1, slots) + SPARE_SLOTS},
         include_dashboard=dashboard,
         log_to_driver=False,
         logging_level=logging.WARNING,

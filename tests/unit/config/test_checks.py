@@ -57,6 +57,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"hybrid": True, "max_staleness": 1, "update_weights_interval": 3},
         "--update-weights-interval 3 would stop the run",
     ),
+    "engines that take turns do not come back": ({"use_fault_tolerance": True}, "needs --fully-async or --hybrid"),
     "staleness without async": ({"max_staleness": 1}, "--max-staleness 1 needs --fully-async or --hybrid"),
     "staleness with shared cards": ({"max_staleness": 1, "colocate": True}, "with --colocate generation and training"),
     "an interval that stops the run": (
@@ -201,6 +202,7 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "a group of one without normalisation": {"n_samples_per_prompt": 1, "disable_rewards_normalization": True},
     "several steps a rollout": {"rollout_batch_size": 8, "global_batch_size": 4},
     "colocate": {"colocate": True, "max_staleness": 0},
+    "dead engines come back": {**ASYNC, "use_rollout_logprobs": True, "use_fault_tolerance": True},
     "hybrid, ahead of the weights": {"hybrid": True, "max_staleness": 2, "use_kl_loss": True, "kl_loss_coef": 0.1},
     "tis with its role": ASYNC
     | {"use_tis": True, "resource": {"actor": [1, 1], "rollout": [1, 1], "actor_fwd": [1, 1], "advantages": [1, 0]}},
