@@ -20,7 +20,7 @@ from relax.algorithms.kl import kl_per_token
 from relax.algorithms.loss import Term, TokenBatch
 from relax.algorithms.options import AlgorithmOptions
 from relax.algorithms.policy_loss import PolicyLoss, clipped_policy_loss, safe_ratio
-from relax.algorithms.reduce import masked_sum
+from relax.algorithms.reduce import masked
 from relax.utils.errors import InternalError
 from relax.utils.imports import load_callable
 
@@ -42,6 +42,13 @@ class Tokens(NamedTuple):
     total_weight: float
 
 
+class TokenTerm(NamedTuple):
+    """A term before its sum."""
+
+    value_T: Tensor  # [T], 0 where a token is not kept (or, in the objective, has no weight)
+    count: float  # as in `Term`
+
+
 class GrpoLoss:
     """LossFunction of GRPO and of its options. Only `batch.log_probs` and `batch.entropy` carry a gradient."""
 
@@ -59,6 +66,10 @@ class GrpoLoss:
         self.objective = tuple(objective)
 
     def __call__(self, batch: TokenBatch) -> dict[str, Term]:
+        return {name: Term(term.value_T.sum(), term.count) for name, term in self.per_token(batch).items()}
+
+    def per_token(self, batch: TokenBatch) -> dict[str, TokenTerm]:
+        """The terms before their sum: what each token adds."""
         options, tokens = self.options, self._tokens(batch)
         policy = clipped_policy_loss(
             tokens.logp_T,
@@ -103,7 +114,7 @@ class GrpoLoss:
             raise InternalError(f"the loss needs column {name!r}; the micro-batch has {sorted(batch.columns)}")
         return batch.columns[name].detach().to(batch.log_probs.dtype)
 
-    def _corrected(self, loss_T: Tensor, tokens: Tokens, batch: TokenBatch) -> tuple[Tensor, dict[str, Term]]:
+    def _corrected(self, loss_T: Tensor, tokens: Tokens, batch: TokenBatch) -> tuple[Tensor, dict[str, TokenTerm]]:
         """The policy loss times the importance weights, and the metrics of the mismatch behind them."""
         options, terms = self.options, _mismatch_metrics(tokens)
         if self._importance is not None:
@@ -129,7 +140,7 @@ class GrpoLoss:
             terms["opsm_fraction"] = _mean(1.0 - open_T, tokens)
         return loss_T, terms
 
-    def _kl_terms(self, tokens: Tokens, ref_logp_T: Tensor) -> dict[str, Term]:
+    def _kl_terms(self, tokens: Tokens, ref_logp_T: Tensor) -> dict[str, TokenTerm]:
         """The penalised KL of the objective, and the raw one for the log under its own name."""
         options = self.options
         ratio_T = safe_ratio(tokens.logp_T, tokens.old_logp_T)[0] if options.use_unbiased_kl else None
@@ -139,7 +150,7 @@ class GrpoLoss:
             "kl_ref": _mean(kl_T, tokens),
         }
 
-    def _entropy_terms(self, batch: TokenBatch, tokens: Tokens) -> dict[str, Term]:
+    def _entropy_terms(self, batch: TokenBatch, tokens: Tokens) -> dict[str, TokenTerm]:
         if batch.entropy is None:
             raise InternalError("the loss declares that it needs 'entropy', and the backend gave none")
         terms = {"entropy": _mean(batch.entropy, tokens)}
@@ -163,17 +174,17 @@ def _importance_function(options: AlgorithmOptions) -> Callable[..., importance.
     return importance.MODES[options.tis_mode] if options.use_tis else None
 
 
-def _weighted(value_T: Tensor, tokens: Tokens) -> Term:
-    """A term of the objective: weighted sum, with the sum of weights as what it is a mean over."""
-    return Term(masked_sum(value_T * tokens.weight_T, tokens.heard_T), tokens.total_weight)
+def _weighted(value_T: Tensor, tokens: Tokens) -> TokenTerm:
+    """A term of the objective: weighted, with the sum of weights as what it is a mean over."""
+    return TokenTerm(masked(value_T * tokens.weight_T, tokens.heard_T), tokens.total_weight)
 
 
-def _mean(value_T: Tensor, tokens: Tokens) -> Term:
-    """A metric: sum over the sampled and trained tokens, without gradient."""
-    return Term(masked_sum(value_T.detach().to(tokens.logp_T.dtype), tokens.keep_T), tokens.num_tokens)
+def _mean(value_T: Tensor, tokens: Tokens) -> TokenTerm:
+    """A metric over the sampled and trained tokens, without gradient."""
+    return TokenTerm(masked(value_T.detach().to(tokens.logp_T.dtype), tokens.keep_T), tokens.num_tokens)
 
 
-def _policy_metrics(policy: PolicyLoss, tokens: Tokens) -> dict[str, Term]:
+def _policy_metrics(policy: PolicyLoss, tokens: Tokens) -> dict[str, TokenTerm]:
     log_ratio_T = (tokens.logp_T - tokens.old_logp_T).detach()
     return {
         "clip_fraction": _mean(policy.clipped_T, tokens),
@@ -185,7 +196,7 @@ def _policy_metrics(policy: PolicyLoss, tokens: Tokens) -> dict[str, Term]:
     }
 
 
-def _mismatch_metrics(tokens: Tokens) -> dict[str, Term]:
+def _mismatch_metrics(tokens: Tokens) -> dict[str, TokenTerm]:
     """How far the trained policy is from the sampling one; `reduce.effective_sample_fraction` reads two of them."""
     weight_T, _ = safe_ratio(tokens.logp_T.detach(), tokens.engine_logp_T)
     return {

@@ -75,9 +75,9 @@ def step_reduction(
     return StepReduction(weights, float(divisor) or 1.0, num_samples, num_tokens)
 
 
-def masked_sum(value_T: Tensor, keep_T: Tensor) -> Tensor:
-    """Sum of `value_T` where the bool `keep_T` holds; what stands elsewhere, NaN included, has no effect."""
-    return value_T.where(keep_T, value_T.new_zeros(())).sum()
+def masked(value_T: Tensor, keep_T: Tensor) -> Tensor:
+    """`value_T` where the bool `keep_T` holds, else 0; what stands elsewhere, NaN included, has no effect."""
+    return value_T.where(keep_T, value_T.new_zeros(()))
 
 
 def effective_sample_fraction(mean_weight: float, mean_square_weight: float) -> float:

@@ -8,14 +8,14 @@ import functools
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from relax.algorithms.options import AlgorithmOptions
-from relax.backends.base import EngineClient, EngineConfig, ModelSpec, OptimizerSpec
+from relax.backends.base import EngineClient, EngineConfig, LossFunction, ModelSpec, OptimizerSpec
 from relax.components.messages import PRODUCERS
 from relax.components.training_data import BatchSettings
 from relax.config.run import RunConfig
@@ -168,15 +168,25 @@ def build_bus(config: RunConfig, wiring: Wiring, shared: InProcess | None) -> Bu
     return make_bus("transfer_queue", producers, attachment=wiring.bus_attachment)
 
 
-def build_actor(config: RunConfig, wiring: Wiring, rank: int = 0, shared: InProcess | None = None) -> Any:
-    """One training rank. The process group's variables are in the environment when there are several ranks."""
+def build_actor(
+    config: RunConfig,
+    wiring: Wiring,
+    rank: int = 0,
+    shared: InProcess | None = None,
+    wrap_loss: Callable[[LossFunction], LossFunction] | None = None,
+) -> Any:
+    """One training rank. The process group's variables are in the environment when there are several ranks.
+
+    `wrap_loss` may look at what the loss is given.
+    """
     from relax.algorithms.options import build_loss
     from relax.components.actor import Actor
     from relax.engine.parity.gate import ParityGate
 
+    loss = build_loss(algorithm_options(config))
     return Actor(
         backend=train_backend(config),
-        loss=build_loss(algorithm_options(config)),
+        loss=wrap_loss(loss) if wrap_loss else loss,
         model=model_spec(config, trainable=True),
         optimizer=optimizer_spec(config),
         settings=batch_settings(config),

@@ -167,7 +167,7 @@ class Run:
 
     async def _tell_exactness(self, roles: Roles) -> None:
         exact, reason = exactness(self.config, roles.facts["actor"], await roles.rollout.engines())
-        add_facts(self.folder, exact=exact, exact_reason=reason)
+        add_facts(self.folder, exact=exact, exact_reason=reason, device=roles.facts["actor"].device)
         logger.info("exactness exact=%s reason=%s", exact, reason)
         print(f"exact: {str(exact).lower()} ({reason})", flush=True)
 

@@ -86,6 +86,7 @@ def write_description(folder: RunFolder, config: RunConfig, run_id: str, **facts
     manifest = {
         "run_id": run_id,
         "argv": sys.argv,
+        "cwd": os.getcwd(),  # what relative paths of the configuration start from
         "python": platform.python_version(),
         "machine": platform.machine(),
         "versions": versions,

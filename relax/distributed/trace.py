@@ -3,8 +3,8 @@
 
 `{run_dir}/trace/{name}.safetensors` holds one block a group, back to back; each block is a whole safetensors file of
 its own. The journal's `completed` event says where a block lies, how long it is and what its digest is, so the bus can
-be refilled from here and any number of a curve recomputed. It also has the crc32 of each column and of the header, so
-damage has a name: see `find_damage`.
+be refilled from here and any number of a curve recomputed. It also has the crc32 of each column, of the header and of
+the notes, so damage has a name: see `find_damage`.
 
 `{name}.jsonl` beside it holds what numbers alone don't say, one line a block: `{"group", "digest", ...notes}`, the
 notes being the rollout role's (texts, timings). It is what a resumed run writes results from.
@@ -35,10 +35,11 @@ class TraceEntry:
     offset: int
     length: int
     digest: str
-    columns: Mapping[str, str] = field(default_factory=dict)  # {column, or HEADER: crc32 in hex}; {}: an older run
+    columns: Mapping[str, str] = field(default_factory=dict)  # {column, HEADER, NOTES: crc32 in hex}; {}: an older run
 
 
-HEADER = "(header)"  # the safetensors header of a block, as `TraceEntry.columns` calls it
+# As `TraceEntry.columns` calls what is no column: the safetensors header of a block, and its line of notes.
+HEADER, NOTES = "(header)", "(notes)"
 
 
 class TraceWriter:
@@ -62,12 +63,13 @@ class TraceWriter:
     def write(self, block: Block, notes: Mapping[str, Any] | None = None) -> TraceEntry:
         if self._file is None or self._notes is None:
             raise ValueError("roll() names the file before the first write")
-        self._notes.write({"group": block.uid, "digest": block.digest, **(notes or {})})
+        line = self._notes.write({"group": block.uid, "digest": block.digest, **(notes or {})})
         self._notes.flush()
         data, offset = encode_block(block), self._file.tell()
         self._file.write(data)
         self._file.flush()  # the journal may only name bytes that a reader can see
-        return TraceEntry(f"{self._name}.safetensors", offset, len(data), block.digest, _checksums(data))
+        sums = {**_checksums(data), NOTES: f"{zlib.crc32(line.encode()):08x}"}
+        return TraceEntry(f"{self._name}.safetensors", offset, len(data), block.digest, sums)
 
     def close(self) -> None:
         if self._file is not None and self._notes is not None:
@@ -97,14 +99,14 @@ def read_block(folder: Path, entry: TraceEntry) -> Block:
 class Damage:
     """What is wrong with a block. `place` is the flat element of a column, None when more than one bit differs."""
 
-    field: str  # a column, HEADER, or "(end)" of a file that is too short
+    field: str  # a column, HEADER, a path in the notes, or "(end)" of a file that is too short
     recorded: str  # value or checksum
     found: str
     place: int | None = None
 
 
 def find_damage(folder: Path, entry: TraceEntry) -> Damage | None:
-    """The first field of a block that is not what the journal says, or None. Blocks of any content can be asked.
+    """The first field of a block or its notes that is not what the journal says, or None.
 
     Raises DataError when there is no such file.
     """
@@ -119,14 +121,14 @@ def find_damage(folder: Path, entry: TraceEntry) -> Damage | None:
         return Damage("(end)", f"{entry.length} bytes", f"{len(data)} bytes")
     digest = hashlib.blake2b(data, digest_size=16).hexdigest()
     if digest == entry.digest:
-        return None
+        return _notes_damage(path.with_suffix(".jsonl"), entry) if NOTES in entry.columns else None
     if not entry.columns:  # an older run, whose journal has no checksums of columns
         return Damage("(block)", entry.digest, digest)
     header = _header_checksum(data)
     if header != entry.columns[HEADER]:  # nothing behind it can be told apart
         return Damage(HEADER, f"crc32 {entry.columns[HEADER]}", f"crc32 {header}")
     found = _checksums(data)
-    name = next(name for name in entry.columns if found[name] != entry.columns[name])
+    name = next(name for name in entry.columns if name != NOTES and found[name] != entry.columns[name])
     return _name_flip(data, name, entry.columns[name], found[name])
 
 
@@ -170,6 +172,42 @@ def _name_flip(data: bytes, name: str, recorded: str, found: str) -> Damage:
     after = np.frombuffer(raw, dtype)[place].item()
     raw[bit // 8] ^= 1 << bit % 8
     return Damage(name, repr(np.frombuffer(raw, dtype)[place].item()), repr(after), place)
+
+
+def _notes_damage(path: Path, entry: TraceEntry) -> Damage | None:
+    """What is wrong with a block's line of notes, which is found by its checksum."""
+    recorded = entry.columns[NOTES]
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(f"the notes of the trace cannot be read: {error.strerror}", where=str(path)) from error
+    if any(f"{zlib.crc32(line):08x}" == recorded for line in lines):
+        return None
+    for line in sorted(lines, key=lambda line: entry.digest.encode() not in line):
+        bit = flipped_bit(int(recorded, 16), line)
+        if bit is not None:
+            before = bytearray(line)
+            before[bit // 8] ^= 1 << bit % 8
+            return _changed_note(json.loads(before), line)
+    return Damage(NOTES, f"crc32 {recorded}", "no such line")
+
+
+def _changed_note(before: Any, line: bytes) -> Damage:
+    try:
+        after = json.loads(line)
+    except ValueError:  # the flip broke the line itself
+        return Damage(NOTES, "a line of JSON", repr(line[:40]))
+    return _first_change(before, after, "notes") or Damage(NOTES, "a line of JSON", "the same in other bytes")
+
+
+def _first_change(before: Any, after: Any, path: str) -> Damage | None:
+    if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
+        pairs = [(before[key], after[key], f"{path}.{key}") for key in before]
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = [(old, new, f"{path}[{place}]") for place, (old, new) in enumerate(zip(before, after, strict=True))]
+    else:
+        return None if before == after else Damage(path, repr(before), repr(after))
+    return next((change for pair in pairs if (change := _first_change(*pair))), None)
 
 
 def flipped_bit(recorded: int, data: bytes | bytearray) -> int | None:

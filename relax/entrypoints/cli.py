@@ -7,6 +7,7 @@ A sub-command's module is imported when it is called, so `relax --help` costs no
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -23,6 +24,8 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "train": Command("relax.entrypoints.train", "train a model, or check a configuration with --dry-run"),
+    "replay": Command("relax.entrypoints.replay", "compute steps of a run again from its folder, bit for bit"),
+    "why": Command("relax.entrypoints.why", "explain a number of a curve down to samples, tokens and tensors"),
 }
 
 
@@ -41,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"relax: {explain_unknown(name)}", file=sys.stderr)
         return USAGE_ERROR
+    if os.getcwd() not in sys.path and "" not in sys.path:  # user functions are found as by `python -m relax`
+        sys.path.insert(0, os.getcwd())
     return importlib.import_module(COMMANDS[name].module).main(rest)
 
 

@@ -56,8 +56,11 @@ class JsonlWriter:
         self.path = path
         self._file = path.open("a", encoding="utf-8")
 
-    def write(self, row: Any) -> None:
-        self._file.write(dumps(row) + "\n")
+    def write(self, row: Any) -> str:
+        """Returns the line without its end."""
+        text = dumps(row)
+        self._file.write(text + "\n")
+        return text
 
     def flush(self) -> None:
         """Hand buffered rows to the operating system: they survive a crash of this process."""

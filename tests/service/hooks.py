@@ -110,3 +110,8 @@ async def generate_wrong_length(args, sample: Sample, sampling_params) -> Sample
     sample = await generate(args, sample, sampling_params)
     sample.loss_mask = sample.loss_mask[:-1]
     return sample
+
+
+def text_reward(args: Any, sample: Sample, **kwargs: Any) -> float:
+    """Differs between samples, and is a function of the text alone."""
+    return float(len(sample.response) % 5)

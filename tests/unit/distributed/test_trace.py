@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from relax.distributed.bus.base import Block
-from relax.distributed.trace import HEADER, TraceWriter, find_damage, flipped_bit, read_block
+from relax.distributed.trace import HEADER, NOTES, TraceWriter, find_damage, flipped_bit, read_block
 from relax.utils.errors import DataError
 
 COLUMNS = {
@@ -22,6 +22,7 @@ COLUMNS = {
     "reward": np.asarray([1.0, 0.25], np.float64),
     "group": np.asarray([12], np.int64),
 }
+ROWS = {"seconds": {"generate": 0.5}, "media": [], "rows": [{"response": "four", "reward": 1.0, "index": 0}]}
 
 
 def written(tmp_path):
@@ -29,7 +30,7 @@ def written(tmp_path):
     writer = TraceWriter(tmp_path)
     writer.roll("0")
     writer.write(Block(11, {"tokens": np.asarray([1], np.int32)}))
-    entry = writer.write(Block(12, COLUMNS))
+    entry = writer.write(Block(12, COLUMNS), ROWS)
     writer.close()
     return entry
 
@@ -44,7 +45,7 @@ def data_at(tmp_path, entry):
 def test_a_written_block_is_read_back_and_nothing_is_wrong_with_it(tmp_path):
     entry = written(tmp_path)
     assert find_damage(tmp_path, entry) is None
-    assert set(entry.columns) == {HEADER, *COLUMNS}
+    assert set(entry.columns) == {HEADER, NOTES, *COLUMNS}
     assert entry.columns["loss_mask"] == f"{zlib.crc32(bytes([1, 0, 1])):08x}"
     block = read_block(tmp_path, entry)
     assert all(np.array_equal(block.columns[name], values) for name, values in COLUMNS.items())
@@ -78,6 +79,41 @@ def test_every_bit_of_the_header_is_told_from_the_columns(tmp_path):
         (tmp_path / entry.file).write_bytes(broken)
         damage = find_damage(tmp_path, entry)
         assert damage is not None and damage.field == HEADER, byte - entry.offset
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "recorded", "found"),
+    [
+        (b"four", "notes.rows[0].response", "'four'", "'fnur'"),
+        (b'"digest":"', "notes.digest", None, None),
+        (b'index":0', "notes.rows[0].index", "0", "1"),
+        (b'"rows":[', NOTES, "a line of JSON", None),  # the bit opens no list
+    ],
+    ids=["text", "digest", "number", "syntax"],
+)
+def test_a_flipped_bit_of_the_notes_is_named_with_its_place_and_both_values(text, field, recorded, found, tmp_path):
+    entry = written(tmp_path)
+    path = tmp_path / "0.jsonl"
+    data = bytearray(path.read_bytes())
+    place = data.rindex(text) + {b"four": 1, b'"digest":"': 10}.get(text, len(text) - 1)
+    data[place] ^= 1
+    path.write_bytes(data)
+    damage = find_damage(tmp_path, entry)
+    assert damage is not None
+    assert damage.field == field
+    assert recorded in (None, damage.recorded)
+    assert found in (None, damage.found)
+    assert damage.recorded != damage.found
+
+
+def test_a_line_of_notes_that_is_gone_is_missed(tmp_path):
+    entry = written(tmp_path)
+    path = tmp_path / "0.jsonl"
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    assert find_damage(tmp_path, entry).field == NOTES
+    path.unlink()
+    with pytest.raises(DataError, match="the notes of the trace cannot be read"):
+        find_damage(tmp_path, entry)
 
 
 def test_more_than_one_bit_is_named_by_the_column_alone(tmp_path):

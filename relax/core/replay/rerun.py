@@ -1,0 +1,163 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""Training steps of a recorded run, once more: the run's own roles on an in-memory bus, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from relax.algorithms.loss import LossFunction
+from relax.components.messages import (
+    PRODUCERS,
+    AdvantageReport,
+    ReleasedGroup,
+    TrainReport,
+    TrainTask,
+    partition_of,
+)
+from relax.config.run import RunConfig, default_values
+from relax.core.build import InProcess, Wiring, build_actor, build_advantages, build_forward, tables
+from relax.core.controller import loop_settings
+from relax.core.replay.record import RunRecord, Start, StepRecord
+from relax.data.columns import media_columns
+from relax.distributed.bus.base import Block
+from relax.distributed.bus.local import LocalBus
+from relax.distributed.checkpoint_service.base import WeightManifest
+from relax.schedule.clock import RealClock
+from relax.utils.types import MediaFeatures
+
+Features = Mapping[int, Sequence[MediaFeatures]]  # by group, only of prompts that have media
+
+
+def replay_config(config: RunConfig) -> RunConfig:
+    """The recorded configuration in one process: weights go through a folder, rows are prepared here.
+
+    Engine and trainer are not compared every --parity-interval: the weights of older versions may not be there.
+    """
+    backend = default_values()["checkpoint_engine_backend"]
+    return replace(
+        config,
+        cluster=replace(config.cluster, checkpoint_engine_backend=backend),
+        data=replace(config.data, mm_processor_pool_size=0),
+        train=replace(config.train, parity_interval=None),
+    )
+
+
+def why_inexact(record: RunRecord) -> str:
+    """Why bits of log-probs, gradients and weights need not come out again; "" when they must."""
+    reasons, manifest = [], record.manifest
+    ranks = record.config.resource["actor"].gpus
+    if ranks > 1:
+        reasons.append(f"{ranks} training processes added their gradients, here is one")
+    device = manifest.get("device", "cpu")
+    if not device.startswith("cpu"):
+        reasons.append(f"the run computed on {device}")
+    torch = metadata.version("torch")
+    if manifest["versions"]["torch"] != torch:
+        reasons.append(f"the run used torch {manifest['versions']['torch']}, here is {torch}")
+    if manifest["machine"] != platform.machine():
+        reasons.append(f"the run's machine was {manifest['machine']}, here is {platform.machine()}")
+    return "; ".join(reasons)
+
+
+class Rerun:
+    """The training side of one run, moved on a step at a time. `wrap_loss` may look at what the loss sees."""
+
+    def __init__(
+        self,
+        record: RunRecord,
+        shared_dir: Path,
+        *,
+        wrap_loss: Callable[[LossFunction], LossFunction] | None = None,
+    ) -> None:
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when transformers is imported
+        config = replay_config(record.config)
+        self._config, self._settings = config, loop_settings(config, record.folder)
+        self.wiring = Wiring(record.folder.root, shared_dir)
+        bus = LocalBus({t: r for t, r in PRODUCERS.items() if t in ("rollout", "media", *tables(config))})
+        shared = InProcess(bus, {}, RealClock())
+        self._bus = bus
+        self._actor = build_actor(config, self.wiring, shared=shared, wrap_loss=wrap_loss)
+        self._advantages = build_advantages(config, self.wiring, shared)
+        self._forward = {
+            role: build_forward(role, config, self.wiring, shared)
+            for role in ("reference", "actor_fwd")
+            if role in config.resource
+        }
+
+    async def open(self, start: Start) -> WeightManifest:
+        """Load the models and publish the weights that `start` means."""
+        await self._actor.start()
+        for role in self._forward.values():
+            await role.start()
+        if start.checkpoint is not None:
+            await self._actor.load(str(start.checkpoint / "model"))
+        manifest = await self._actor.publish(start.version)
+        if start.version > 0 and "actor_fwd" in self._forward:
+            await self._forward["actor_fwd"].load_version(manifest)
+        return manifest
+
+    async def step(
+        self, step: StepRecord, blocks: Mapping[int, Block], features: Features
+    ) -> tuple[AdvantageReport, TrainReport]:
+        """Train one rollout as the training loop does: forward roles and advantages, then the actor."""
+        rollout_id, partition, settings = step.rollout_id, partition_of(step.rollout_id), self._settings
+        groups = released_groups([blocks[group] for group in step.groups], features)
+        await self._bus.put(partition, "rollout", [blocks[group] for group in step.groups])
+        if features:
+            await self._bus.put(partition, "media", [Block(g, media_columns(f)) for g, f in sorted(features.items())])
+        forwards = [role.score(rollout_id, groups) for role in self._forward.values()]
+        advantages, *_ = await asyncio.gather(self._advantages.compute(rollout_id, step.groups), *forwards)
+        report = await self._actor.train(
+            TrainTask(
+                rollout_id=rollout_id,
+                groups=groups,
+                tables=settings.tables,
+                divisors=advantages.divisors,
+                score_reference=settings.actor_scores_reference,
+                score_old=settings.actor_scores_old,
+            )
+        )
+        await self._bus.drop(partition)
+        return advantages, report
+
+    async def publish(self, version: int) -> WeightManifest:
+        """Publish the weights, and give them to the roles that take them."""
+        manifest = await self._actor.publish(version)
+        if "actor_fwd" in self._forward:
+            await self._forward["actor_fwd"].load_version(manifest)
+        interval = self._settings.ref_update_interval
+        if interval and version % interval == 0:
+            if "reference" in self._forward:
+                await self._forward["reference"].load_version(manifest)
+            elif self._settings.actor_scores_reference:
+                await self._actor.refresh_reference()
+        return manifest
+
+    async def close(self) -> None:
+        for role in (self._actor, self._advantages, *self._forward.values()):
+            await role.stop()
+
+
+def released_groups(blocks: Sequence[Block], features: Features) -> tuple[ReleasedGroup, ...]:
+    return tuple(
+        ReleasedGroup(
+            group=block.uid,
+            lengths=tuple(np.diff(block.columns["token_offsets"]).tolist()),
+            digest=block.digest,
+            has_media=block.uid in features,
+        )
+        for block in blocks
+    )
+
+
+def checksums_of(manifest: WeightManifest) -> dict[str, Any]:
+    return {entry.name: entry.checksum for entry in manifest.tensors}
