@@ -38,6 +38,9 @@ class GroupState(Enum):
     TRAINED = "trained"
 
 
+UNBOUND = (GroupState.ADMITTED, GroupState.ACCEPTED)
+
+
 @dataclass(frozen=True)
 class GateSettings:
     """What the gate needs to know. `surplus` is over_sampling_batch_size - rollout_batch_size."""
@@ -62,6 +65,11 @@ class OpenGroup:
     state: GroupState = GroupState.ADMITTED
     oldest: int | None = None  # smallest version of its sampled tokens, known once accepted
     rollout_id: int | None = None
+
+    @property
+    def token_version(self) -> int:
+        """The version of its oldest token; until that is known, the oldest that it can be sampled with."""
+        return self.version if self.oldest is None else self.oldest
 
 
 @dataclass
@@ -89,9 +97,16 @@ class Scheduler:
         """The oldest version in use: what a group admitted now may be sampled with."""
         return min(self.engines.values(), default=self.published)
 
+    @property
+    def oldest_allowed(self) -> int:
+        """The oldest weight version that the next rollout may train."""
+        return self.next_rollout - self.settings.max_staleness
+
     def admissible(self) -> int:
         """How many groups may be admitted now."""
-        if not self.engines or self.serving_version + self.settings.max_staleness < self.next_rollout:
+        if not self.engines or self.next_rollout >= self.settings.num_rollouts:
+            return 0
+        if self.serving_version < self.oldest_allowed:
             return 0  # what were admitted now would be too old for every rollout that is still to be bound
         room = self.settings.capacity - len(self.open)
         # What the rest of the run can still use; without the cap the end of a run generates for nobody.
@@ -112,14 +127,10 @@ class Scheduler:
 
     def unusable(self) -> list[ev.Dropped]:
         """Unbound groups that no later rollout may train: over-sampling's surplus after a bind."""
-        oldest_allowed = self.next_rollout - self.settings.max_staleness
         finished = self.next_rollout >= self.settings.num_rollouts
         drops = []
         for group in self.open.values():
-            if group.state not in (GroupState.ADMITTED, GroupState.ACCEPTED):
-                continue
-            version = group.version if group.oldest is None else group.oldest
-            if finished or version < oldest_allowed:
+            if group.state in UNBOUND and (finished or group.token_version < self.oldest_allowed):
                 reason = "surplus" if finished or self.settings.surplus else "stale"
                 drops.append(ev.Dropped(group.group, reason))
         return drops
@@ -129,27 +140,39 @@ class Scheduler:
         size = self.settings.rollout_batch_size
         if self.next_rollout >= self.settings.num_rollouts or len(self.accepted) < size:
             return None
+        # Age is looked at here, not where a group came in: versions pass while it waits. `unusable` drops the others.
+        usable = {
+            group.group: group
+            for group in self.open.values()
+            if group.state in UNBOUND and group.token_version >= self.oldest_allowed
+        }
+        ready = [number for number in self.accepted if number in usable]
+        if len(ready) < size:
+            return None
         if self.settings.deterministic:
-            chosen = sorted(self.accepted)[:size]
-            waiting = any(g.state is GroupState.ADMITTED and g.group < chosen[-1] for g in self.open.values())
-            return None if waiting else ev.Bound(self.next_rollout, tuple(chosen), last=True)
-        if self.settings.surplus or self.settings.stale_policy == "drop":
-            return ev.Bound(self.next_rollout, tuple(self.accepted[:size]), last=True)
-        feasible = self._meeting_deadlines(size)
-        return None if feasible is None else ev.Bound(self.next_rollout, feasible, last=True)
+            chosen = tuple(sorted(ready)[:size])
+            if any(g.state is GroupState.ADMITTED and number < chosen[-1] for number, g in usable.items()):
+                return None
+        elif self.settings.surplus or self.settings.stale_policy == "drop":
+            chosen = tuple(ready[:size])
+        else:
+            deadlines = {
+                number: min(g.version, g.token_version) + self.settings.max_staleness for number, g in usable.items()
+            }
+            feasible = self._meeting_deadlines(ready, deadlines)
+            if feasible is None:
+                return None
+            chosen = feasible
+        return ev.Bound(self.next_rollout, chosen, last=True)
 
-    def _meeting_deadlines(self, size: int) -> tuple[int, ...] | None:
-        """The first `size` finished groups, in completion order, that leave every deadline of the others feasible.
+    def _meeting_deadlines(self, ready: list[int], deadlines: dict[int, int]) -> tuple[int, ...] | None:
+        """The first finished groups, in completion order, that leave every deadline of the others feasible.
 
         With N(d) unbound groups of deadline <= d, rollouts r .. d can still take (d - r + 1) * size of them. So at
         least N(d) - (d - r) * size of the seats of rollout r belong to deadlines <= d, and at most the rest to later
         ones.
         """
-        deadlines = {
-            g.group: g.version + self.settings.max_staleness
-            for g in self.open.values()
-            if g.state in (GroupState.ADMITTED, GroupState.ACCEPTED)
-        }
+        size = self.settings.rollout_batch_size
         pending = Counter(deadlines.values())
         seats_after: dict[int, int] = {}  # deadline -> seats of this rollout that later deadlines may take
         due = 0
@@ -158,7 +181,7 @@ class Scheduler:
             must = due - max(0, deadline - self.next_rollout) * size
             seats_after[deadline] = size - max(0, must)
         chosen: list[int] = []
-        for number in self.accepted:
+        for number in ready:
             earlier = [d for d in seats_after if d < deadlines[number]]
             if all(seats_after[d] > 0 for d in earlier):
                 chosen.append(number)
@@ -179,7 +202,7 @@ class Scheduler:
         return self.stepped >= self.settings.num_rollouts
 
     def _unbound(self) -> int:
-        return sum(g.state in (GroupState.ADMITTED, GroupState.ACCEPTED) for g in self.open.values())
+        return sum(g.state in UNBOUND for g in self.open.values())
 
     # ------------------------------------------------------------------ state
 
@@ -190,6 +213,7 @@ class Scheduler:
             handler(event)
 
     def _on_engine_joined(self, event: ev.EngineJoined) -> None:
+        self._expect_published(event)
         self.engines[event.engine] = event.version
         self._close()  # where it is the first one back, nobody else tells that a version is installed
 
@@ -243,7 +267,7 @@ class Scheduler:
             group = self._expect(number, GroupState.ACCEPTED)
             group.state, group.rollout_id = GroupState.BOUND, event.rollout_id
             self.accepted.remove(number)
-            age = event.rollout_id - (group.version if group.oldest is None else group.oldest)
+            age = event.rollout_id - group.token_version
             self.ages[age] += 1
             if age > self.settings.max_staleness:
                 self.stale_groups_trained += 1
@@ -264,8 +288,7 @@ class Scheduler:
         self.published = event.version
 
     def _on_installed(self, event: ev.Installed) -> None:
-        if event.version > self.published:
-            raise InternalError(f"engine {event.engine} holds version {event.version}, which was never published")
+        self._expect_published(event)
         if event.engine in self.engines:
             self.engines[event.engine] = event.version
             self._close()
@@ -278,6 +301,10 @@ class Scheduler:
         for rollout_id in [r for r in self.bound if r < min(serving, self.stepped)]:
             for number in self.bound.pop(rollout_id):
                 del self.open[number]
+
+    def _expect_published(self, event: ev.EngineJoined | ev.Installed) -> None:
+        if event.version > self.published:
+            raise InternalError(f"engine {event.engine} holds version {event.version}, which was never published")
 
     def _expect(self, number: int, *states: GroupState) -> OpenGroup:
         group = self.open.get(number)

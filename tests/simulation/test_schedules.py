@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.simulation import schedulers
 from benchmarks.simulation.checker import check, of_kind, violations
 from benchmarks.simulation.plan import Plan, plan_of
 from benchmarks.simulation.world import World
@@ -144,23 +145,9 @@ def test_a_hanging_request_is_given_up_at_its_time_limit(tmp_path: Path):
 # ---------------------------------------------------------------------- planted faults: the checker must find them
 
 
-class LooseScheduler(Scheduler):
-    """The gate lets one rollout more in, and age is not looked at."""
-
-    def admissible(self) -> int:
-        if not self.engines:
-            return 0
-        room = self.settings.capacity + self.settings.rollout_batch_size - len(self.open)
-        useful = self.settings.num_rollouts * self.settings.rollout_batch_size
-        return max(0, min(room, useful - self.next_rollout * self.settings.rollout_batch_size - self._unbound()))
-
-    def unusable(self) -> list[ev.Dropped]:
-        return super().unusable() if self.next_rollout >= self.settings.num_rollouts else []
-
-
 def test_a_loosened_gate_is_found(tmp_path: Path):
     plan = replace(QUIET, stale_policy="drop", staleness=0, rollouts=8)
-    found = violations(play(plan, tmp_path, scheduler_class=LooseScheduler))
+    found = violations(play(plan, tmp_path, scheduler_class=schedulers.OneRolloutMore))
     assert any("too old for rollout" in text for text in found)
     assert any("groups are open at the admission" in text for text in found)
 
