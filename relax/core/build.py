@@ -245,11 +245,12 @@ def train_backend(config: RunConfig) -> Any:
 
     from relax.backends.fsdp.backend import FsdpBackend
     from relax.backends.fsdp.distributed import init_distributed
+    from relax.utils.cores import CoreShare
 
     if not torch.cuda.is_available():
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     ranks = init_distributed(timeout_s=config.cluster.distributed_timeout_minutes * 60)
-    return FsdpBackend(ranks, shared_prefix=config.train.shared_prefix)
+    return FsdpBackend(ranks, shared_prefix=config.train.shared_prefix, cores=CoreShare.from_environment())
 
 
 def engine_names(config: RunConfig) -> Any:

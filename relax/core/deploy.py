@@ -37,6 +37,7 @@ from relax.distributed.ray.handles import RemoteGroup, RemoteRole, translated
 from relax.distributed.ray.worker import Worker
 from relax.engine.router.process import RouterProcess
 from relax.schedule.clock import RealClock
+from relax.utils.cores import VARIABLE as CORE_SHARE
 from relax.utils.errors import ConfigError, EngineLost, InternalError
 from relax.utils.processes import free_ports
 
@@ -143,6 +144,8 @@ class RayDeployment:
     def _connect(self) -> Cluster:
         config = self._config
         env = {**PROCESS_ENV, "PYTHONPATH": _python_path()}
+        if config.cluster.lend_cores:
+            env[CORE_SHARE] = str(self._shared_dir / "cores")
         self._cluster = connect(
             namespace=self._namespace,
             slots=config.needed_gpus,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,9 +32,11 @@ from relax.backends.exact.probe import probe
 from relax.backends.fsdp import checkpoint
 from relax.backends.fsdp.batches import PackedBatch, pack, towers_used
 from relax.backends.fsdp.distributed import Ranks
-from relax.backends.fsdp.forward import ForwardOptions, TrainingModel
+from relax.backends.fsdp.forward import Forward, ForwardOptions, TrainingModel
 from relax.backends.fsdp.optimizer import Shard, ShardedAdamW
 from relax.backends.fsdp.published import take_published
+from relax.data.columns import TrainSequence
+from relax.utils.cores import CoreShare
 from relax.utils.errors import ConfigError, Divergence, InternalError
 
 _NEEDS = frozenset({"log_probs", "entropy", "values", "mass_above"})
@@ -42,7 +44,7 @@ _NEEDS = frozenset({"log_probs", "entropy", "values", "mass_above"})
 
 @dataclass
 class _Totals:
-    """Sums of one call on this rank."""
+    """Sums on this rank. `seconds` are added over micro-batches, also over those that ran at the same time."""
 
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
@@ -53,6 +55,13 @@ class _Totals:
         for name, term in terms.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(term.total.detach())
             self.counts[name] = self.counts.get(name, 0.0) + float(term.count)
+
+    def merge(self, other: _Totals) -> None:
+        """Add what a later micro-batch found."""
+        for mine, its in ((self.sums, other.sums), (self.counts, other.counts), (self.seconds, other.seconds)):
+            for name, value in its.items():
+                mine[name] = mine.get(name, 0.0) + value
+        self.bad += other.bad
 
     def time(self, name: str, start: float) -> float:
         now = time.perf_counter()
@@ -69,6 +78,7 @@ class FsdpBackend:
         attn: "exact" (default) or "sdpa", which is faster on long sequences and never exact.
         value_head: add a critic's head, so that `values` can be needed.
         reshard_after_forward: free gathered weights between forward and backward (less memory, more traffic).
+        cores: a single process on CPU computes as many micro-batches at a time as it is granted cores.
     """
 
     def __init__(
@@ -79,8 +89,11 @@ class FsdpBackend:
         attn: AttentionName = "exact",
         value_head: bool = False,
         reshard_after_forward: bool | None = None,
+        cores: CoreShare | None = None,
     ) -> None:
         self.ranks = ranks or Ranks()
+        alone = self.ranks.world_size == 1 and self.ranks.device == "cpu"
+        self._cores = cores if cores is not None and alone else CoreShare(None)
         self.shared_prefix = shared_prefix
         self._attn: AttentionName = attn
         self._value_head = value_head
@@ -193,6 +206,7 @@ class FsdpBackend:
         """Free the model and leave the process group. Idempotent."""
         self._model = self._adam = None
         self._shards, self._kept = [], {}
+        self._cores.close()
         self.ranks.close()
 
     # ------------------------------------------------------------------ compute
@@ -242,13 +256,17 @@ class FsdpBackend:
         needs = self._check_needs(needs)
         columns: dict[tuple[int, int], dict[str, np.ndarray]] = {}
         used = self._towers_of_all_ranks(part)
+
+        def score_one(place: int) -> tuple[PackedBatch, Forward]:
+            with torch.no_grad():
+                batch = pack(model, part.micro_batches[place], shared_prefix=self.shared_prefix)
+                return batch, model(batch, needs, used[place], options)
+
         current = self._swap(tag)
         try:
-            with torch.no_grad():
-                for sequences, towers in zip(part.micro_batches, used, strict=True):
-                    batch = pack(model, sequences, shared_prefix=self.shared_prefix)
-                    found = model(batch, needs, towers, options)._asdict()
-                    _by_uid(columns, batch, {n: found[n] for n in needs if found[n] is not None})
+            with self._cores.working():
+                for batch, found in self._cores.in_order(score_one, len(part.micro_batches)):
+                    _by_uid(columns, batch, {n: v for n, v in found._asdict().items() if n in needs and v is not None})
         finally:
             self._forget_gathered()
             self._restore(current)
@@ -256,27 +274,53 @@ class FsdpBackend:
 
     def backward(self, part: Part, loss: LossFunction) -> StepStats:
         """Accumulate the gradient of the sum of `loss.objective` terms over the part, undivided."""
-        model = self.model
+        _ = self.model
         if self._adam is None:
             raise InternalError("FsdpBackend.backward: the rank was opened without an optimizer")
         needs = self._check_needs(loss.needs)
         totals = _Totals()
-        for sequences, towers in zip(part.micro_batches, self._towers_of_all_ranks(part), strict=True):
-            start = time.perf_counter()
-            batch = pack(model, sequences, shared_prefix=self.shared_prefix)
-            start = totals.time("pack", start)
-            log_probs, entropy, values, _, total = model(batch, needs, towers, self._options)
-            if not batch.empty:
-                terms = loss(_token_batch(batch, log_probs, entropy, values))
-                totals.add(terms)
-                total = total + _objective(loss, terms, batch, totals)
-            start = totals.time("forward", start)
-            if total.requires_grad:
-                total.backward()
-            for shard in self._shards:
-                shard.fold()
-            totals.time("backward", start)
+        used = self._towers_of_all_ranks(part)
+        apart = self._cores.cores > 1
+
+        def backward_one(place: int) -> tuple[_Totals, list[Tensor | None]]:
+            return self._backward_one(part.micro_batches[place], used[place], loss, needs, apart=apart)
+
+        with self._cores.working():
+            for found, gradients in self._cores.in_order(backward_one, len(part.micro_batches)):
+                totals.merge(found)
+                for shard, gradient in zip(self._shards, gradients, strict=False):
+                    shard.add(gradient)
+                for shard in self._shards:
+                    shard.fold()
         return self._sum_over_ranks(totals)
+
+    def _backward_one(
+        self,
+        sequences: Sequence[TrainSequence],
+        towers: Sequence[str],
+        loss: LossFunction,
+        needs: frozenset[str],
+        *,
+        apart: bool,
+    ) -> tuple[_Totals, list[Tensor | None]]:
+        """What one micro-batch adds. `apart`: return its gradient, since others may be computed at the same time."""
+        model, totals = self.model, _Totals()
+        start = time.perf_counter()
+        batch = pack(model, sequences, shared_prefix=self.shared_prefix)
+        start = totals.time("pack", start)
+        log_probs, entropy, values, _, total = model(batch, needs, towers, self._options)
+        if not batch.empty:
+            terms = loss(_token_batch(batch, log_probs, entropy, values))
+            totals.add(terms)
+            total = total + _objective(loss, terms, batch, totals)
+        start = totals.time("forward", start)
+        gradients: list[Tensor | None] = []
+        if total.requires_grad and apart:
+            gradients = list(torch.autograd.grad(total, [s.parameter for s in self._shards], allow_unused=True))
+        elif total.requires_grad:
+            total.backward()
+        totals.time("backward", start)
+        return totals, gradients
 
     def step(self, divisor: float) -> StepStats:
         """Divide the summed gradient by `divisor` once, clip, update and clear it."""

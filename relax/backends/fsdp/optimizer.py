@@ -51,6 +51,12 @@ class Shard:
         data = local(parameter.detach())
         return cls(name, parameter, nn.Parameter(data if data.dtype == torch.float32 else data.float()))
 
+    def add(self, gradient: Tensor | None) -> None:
+        """Accumulate as autograd does."""
+        if gradient is not None:
+            grad = self.parameter.grad
+            self.parameter.grad = gradient if grad is None else grad.add_(gradient)
+
     def fold(self) -> None:
         """Add a bf16 gradient to the float32 one after each micro-batch."""
         if self.separate and self.parameter.grad is not None:

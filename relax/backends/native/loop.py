@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from relax.backends.native.batch import Response
 from relax.backends.native.scheduler import Scheduler
+from relax.utils.cores import CoreShare
 from relax.utils.faults import reach
 
 T = TypeVar("T")
@@ -29,10 +30,11 @@ class EngineFailed(RuntimeError):
 
 
 class EngineLoop:
-    """Runs a scheduler; `failed` holds the error that stopped it."""
+    """Runs a scheduler; `failed` holds the error that stopped it. `cores` is told when there is work."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, cores: CoreShare | None = None) -> None:
         self.scheduler = scheduler
+        self._cores = cores or CoreShare(None)
         self.failed: BaseException | None = None
         self._commands: deque[tuple[Callable[[Scheduler], Any], _Reply]] = deque()
         self._wake = threading.Condition()
@@ -97,10 +99,13 @@ class EngineLoop:
         except BaseException as error:  # told to every waiting request, to /health and to the log
             logger.exception("native engine stopped")
             self.failed = error
+        self._cores.end()
         self._fail_all(self.failed or EngineFailed("the engine is closing"))
 
     def _wait(self) -> bool:
         with self._wake:
+            if not self.scheduler.has_work:
+                self._cores.end()
             self._wake.wait_for(lambda: self._commands or self._closing or self.scheduler.has_work)
             return not self._closing
 

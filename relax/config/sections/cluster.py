@@ -91,6 +91,11 @@ class ClusterConfig(Section):
     ray_dashboard: bool = flag(
         False, help="Start Ray's dashboard with a local cluster (it takes 14-33 s on a laptop)."
     )
+    lend_cores: bool = flag(
+        True,
+        help="On CPU, a process at work uses the cores of trainers and native engines that wait; results keep their "
+        "bits.",
+    )
     serve_http: bool = flag(True, help="Open the roles' HTTP routes.")
     serve_host: str = flag("127.0.0.1", help="Address that the HTTP routes listen on.")
     serve_port: int = flag(8000, help="Port of the HTTP routes; 0 takes any free one.", check=at_least(0))

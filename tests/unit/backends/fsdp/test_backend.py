@@ -10,6 +10,7 @@ import torch
 from relax.backends.base import ModelSpec, OptimizerSpec, Part, ScoreSwitch
 from relax.backends.fsdp.backend import FsdpBackend
 from relax.backends.fsdp.batches import pack
+from relax.utils.cores import CoreShare
 from relax.utils.errors import ConfigError, Divergence, InternalError
 from tests.unit.backends.training_cases import (
     ClippedPolicyLoss,
@@ -393,3 +394,28 @@ def test_forgotten_weights_are_gone(base):
     backend.forget("old")
     with pytest.raises(InternalError, match="'old'"):
         backend.score(one_part(groups(num_groups=1)), LOG_PROBS, tag="old")
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_omni"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_micro_batches_on_lent_cores_leave_every_bit_as_it_is(base, tmp_path, kind, dtype):
+    media = {0: (image(1),), 3: (image(2),)} if kind == "qwen3_omni" else None
+    sequences = groups(media, num_groups=5)
+    part = Part(tuple(tuple(sequences[i : i + 3]) for i in range(0, len(sequences), 3)))
+    share = CoreShare(tmp_path, 2)
+    folder = folder_of(base, kind)
+    spec, optimizer = ModelSpec(folder, dtype=dtype), OptimizerSpec(lr=1e-2)
+    alone, lent = FsdpBackend(), FsdpBackend(cores=share)
+    for backend in (alone, lent):
+        backend.open(spec, optimizer)
+    for _ in range(2):  # the second step starts from updated weights
+        stats = [backend.backward(part, LogProbLoss()) for backend in (alone, lent)]
+        assert stats[0].sums == stats[1].sums
+        norms = [backend.step(15.0).grad_norm for backend in (alone, lent)]
+        assert norms[0] == norms[1] > 0
+    for (name, one), (_, other) in zip(alone.weights(), lent.weights(), strict=True):
+        assert torch.equal(one, other), name
+    scores = [backend.score(part, LOG_PROBS) for backend in (alone, lent)]
+    assert all(np.array_equal(scores[0][uid]["log_probs"], scores[1][uid]["log_probs"]) for uid in scores[0])
+    lent.close()
+    assert list(tmp_path.iterdir()) == []
