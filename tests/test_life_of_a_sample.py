@@ -159,7 +159,7 @@ async def walk(hops: Hops) -> None:
     report = await rollout.report(1, 60.0)
     assert report.sampled_tokens == 2
     completed = next(event for event in hops.journal.events if isinstance(event, ev.Completed))
-    entry = TraceEntry(completed.file, completed.offset, completed.length, completed.digest)
+    entry = TraceEntry(completed.file, completed.offset, completed.length, completed.digest, columns=completed.columns)
     assert report.accepted == (AcceptedGroup(0, oldest=0, newest=0, entry=entry),)
     stored = read_block(hops.folder / "trace", entry).columns
     prompt = hops.tokenizer.encode("What is 3 plus 4?", add_special_tokens=False)
