@@ -17,3 +17,8 @@ def sum_reward(args: Any, sample: Sample, **_: Any) -> float:
         return 0.0
     match = _ANSWER.search(sample.response.removesuffix("<|eos|>"))
     return float(match is not None and match.group(1) == str(sample.label))
+
+
+def checksum_reward(args: Any, sample: Sample, **_: Any) -> float:
+    """1.0 for a quarter of all responses: a reward that differs within most groups of an untrained model."""
+    return float(sum(sample.tokens[sample.prompt_length :]) % 4 == 0)

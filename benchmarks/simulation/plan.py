@@ -33,6 +33,8 @@ class Plan:
     filtered: float = 0.0
     install_failures: float = 0.0  # of the second engine
     fan_out: bool = False
+    deterministic: bool = False
+    timing: int | None = None  # seed of the latencies alone; None: that of the schedule
 
 
 def plan_of(seed: int) -> Plan:

@@ -53,6 +53,7 @@ from relax.utils.types import Sample
 
 HOST, PORT = "echo.invalid", 80
 CALL_TIMEOUT_S, INSTALL_TIMEOUT_S = 400.0, 50.0
+FAULTS = ("filter", "user-fails", "reward-fails", "install")  # what happens; all other noise says when
 ARGS = SimpleNamespace(sglang_router_ip=HOST, sglang_router_port=PORT, hf_checkpoint=None)
 
 
@@ -74,8 +75,10 @@ class World:
     dataset: MemoryDataset = field(default_factory=MemoryDataset)
 
     def noise(self, *key: object) -> float:
-        """A number in [0, 1) that depends on the seed and the key alone."""
-        text = ":".join(map(str, (self.plan.seed, *key)))
+        """A number in [0, 1) that depends on the key and its seed alone."""
+        plan = self.plan
+        seed = plan.seed if plan.timing is None or key[0] in FAULTS else plan.timing
+        text = ":".join(map(str, (seed, *key)))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "little") / 2.0**48
 
     # ------------------------------------------------------------------ parts
@@ -248,7 +251,7 @@ class World:
             trace=TraceWriter(self.folder / "trace"),
             journal=self.journal,
             clock=clock,
-            settings=RolloutSettings(plan.group_size),
+            settings=RolloutSettings(plan.group_size, in_order=plan.deterministic),
             evaluate=run_evaluation,
         )
 
@@ -261,6 +264,7 @@ class World:
                 num_rollouts=plan.rollouts,
                 surplus=plan.surplus,
                 stale_policy=plan.stale_policy,
+                deterministic=plan.deterministic,
             )
         )
         forward = Slow(self.forward, lambda call: self._step_noise("forward", call)) if self.forward else None

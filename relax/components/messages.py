@@ -67,7 +67,10 @@ class StoredGroup:
 
 @dataclass(frozen=True)
 class RolloutReport:
-    """What ended since the last report. Each group is in exactly one list, once."""
+    """What ended since the last report. Each group is in exactly one list, once.
+
+    In deterministic mode that is the next groups in the order of their ids, up to the first drop or `need`.
+    """
 
     accepted: tuple[AcceptedGroup, ...] = ()
     dropped: tuple[tuple[int, str], ...] = ()

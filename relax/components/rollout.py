@@ -80,6 +80,7 @@ class RolloutSettings:
     reward_key: str | None = None
     result_dir: Path | None = None  # run folder of the JSONL results; None writes none
     drop_overlong: bool = True  # leave prompts above the limit out; False ends the run
+    in_order: bool = False  # groups are kept and reported in the order of their ids, and only as many as are asked for
 
 
 @dataclass
@@ -97,7 +98,7 @@ class Rollout(Role):
 
     loop      consumes        produces            waits for             freed by
     prepare   group orders    running groups      the processor pool    admit
-    collect   ended groups    trace, reports      any group's end       the generator
+    collect   ended groups    trace, reports      any group's end       the generator (in order: a report)
     release   bound groups    bus rows, results   nothing               the scheduler's bind
     """
 
@@ -135,6 +136,7 @@ class Rollout(Role):
         self._preparing: dict[int, asyncio.Task[None]] = {}
         self._reading: set[asyncio.Task[None]] = set()
         self._inside: set[int] = set()  # admitted and not yet reported as ended
+        self._held: dict[int, FinishedGroup] = {}  # ended, kept back until all smaller ids have ended
         self._ready: dict[int, ReadyGroup] = {}
         self._ended = _Ended()
         self._discarded_tokens = 0  # of the generator, as far as reported
@@ -208,21 +210,30 @@ class Rollout(Role):
             )
         elif group in self._inside:
             logger.info("prompt left out group=%d: %s", group, error)
-            self._inside.discard(group)
-            self._ended.dropped.append((group, "overlong_prompt"))
-            async with self._changed:
-                self._changed.notify_all()
+            await self._ends(FinishedGroup(group, [], False, "overlong_prompt", 0, 0, {}, {}))
 
     # ------------------------------------------------------------------ groups out
 
     async def _collect(self) -> None:
         try:
             while True:
-                finished = await self._generator.next_finished()
-                if finished.group in self._inside:
-                    await self._end_group(finished)
+                await self._ends(await self._generator.next_finished())
         except Exception as error:  # told by `report`
             await self._fail(error)
+
+    async def _ends(self, finished: FinishedGroup) -> None:
+        if finished.group not in self._inside:
+            return
+        if not self._settings.in_order:
+            await self._end_group(finished)
+            return
+        async with self._changed:
+            self._held[finished.group] = finished
+            self._changed.notify_all()
+
+    def _next_held(self) -> FinishedGroup | None:
+        """The group whose turn it is, once it has ended."""
+        return self._held.get(min(self._inside, default=-1))
 
     async def _end_group(self, finished: FinishedGroup) -> None:
         number = finished.group
@@ -311,21 +322,24 @@ class Rollout(Role):
         """See `RolloutHandle`. Raises the error of whatever failed inside."""
 
         def due() -> bool:
-            accepted = len(self._ended.accepted)
-            something = accepted or self._ended.dropped
+            accepted, dropped = len(self._ended.accepted), len(self._ended.dropped)
             return bool(
                 self._error is not None
                 or accepted >= need
                 or (self.stop_requested and not self._stop_told)
-                or (something and accepted + len(self._inside) < need)  # what runs cannot give enough any more
+                or (self._settings.in_order and dropped)  # its successor starts when the drop is decided
+                or (
+                    accepted + dropped and accepted + len(self._inside) < need
+                )  # what runs cannot give enough any more
             )
 
-        async with self._changed:
-            try:
-                async with asyncio.timeout(patience_s):
-                    await self._changed.wait_for(due)
-            except TimeoutError:
-                pass  # the caller gets what there is and asks again
+        patient = True
+        while patient and not due():
+            turn = self._next_held()
+            if turn is not None:
+                await self._end_held(turn)
+            else:
+                patient = await self._wait_for(lambda: due() or self._next_held() is not None, patience_s)
         if self._error is not None:
             raise self._error
         ended, self._ended = self._ended, _Ended()
@@ -336,6 +350,23 @@ class Rollout(Role):
             tuple(ended.accepted), tuple(ended.dropped), sampled, ended.failures, stop_requested=self.stop_requested
         )
 
+    async def _wait_for(self, condition: Callable[[], bool], patience_s: float) -> bool:
+        """Whether it came to hold within `patience_s`."""
+        async with self._changed:
+            try:
+                async with asyncio.timeout(patience_s):
+                    await self._changed.wait_for(condition)
+            except TimeoutError:  # the caller of `report` gets what there is and asks again
+                return False
+        return True
+
+    async def _end_held(self, finished: FinishedGroup) -> None:
+        try:
+            await self._end_group(finished)
+        except Exception as error:  # told by `report`, as what fails in `_collect`
+            await self._fail(error)
+        self._held.pop(finished.group, None)
+
     async def stop_service(self) -> None:
         await super().stop_service()
         async with self._changed:
@@ -344,6 +375,9 @@ class Rollout(Role):
     async def abandon(self, groups: tuple[int, ...]) -> None:
         for number in groups:
             self._inside.discard(number)
+            held = self._held.pop(number, None)
+            if held is not None:
+                self._ended.sampled_tokens += held.sampled_tokens
             self._ready.pop(number, None)
             task = self._preparing.pop(number, None)
             if task is not None:

@@ -306,6 +306,27 @@ def checkpoints(config: RunConfig) -> Iterator[str]:
         yield f"--start-rollout-id {start} leaves nothing to do: --num-rollout is {rounds}, and ids start at 0"
 
 
+def determinism(config: RunConfig) -> Iterator[str]:
+    if not config.cluster.deterministic:
+        return
+    if config.rollout.rollout_backend != "native":
+        yield (
+            f"--deterministic with --rollout-backend {config.rollout.rollout_backend}: tokens of that engine depend "
+            "on which requests share a batch; use --rollout-backend native"
+        )
+    if config.rollout.partial_rollout:
+        yield (
+            "--deterministic with --partial-rollout: where an update interrupts a response depends on time; "
+            "leave one of them out"
+        )
+    interval, updates = config.checkpoint.save_interval, config.cluster.update_weights_interval
+    if interval is not None and interval % updates:
+        yield (
+            f"--deterministic: a run that is resumed between two updates would serve weights that the first one never "
+            f"did: --save-interval {interval} must be a multiple of --update-weights-interval {updates}"
+        )
+
+
 def rewards(config: RunConfig) -> Iterator[str]:
     reward = config.reward
     if reward.rm_type == "remote_rm" and reward.rm_url is None:
@@ -380,5 +401,6 @@ RULES: tuple[Rule, ...] = (
     optimizer,
     evaluation,
     checkpoints,
+    determinism,
     rewards,
 )

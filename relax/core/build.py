@@ -376,6 +376,7 @@ def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = 
             reward_key=config.reward.reward_key,
             result_dir=result_folder(config, folder),
             drop_overlong=config.rollout.overlong_prompt != "error",
+            in_order=config.cluster.deterministic,
         ),
         sample_filter=sample_filter(config, args),
         post_process=post_process(config, args),
@@ -398,6 +399,7 @@ def rollout_options(config: RunConfig) -> Any:
         call_timeout_s=rollout.generate_timeout_s,
         on_failure=rollout.rollout_failure_policy,  # type: ignore[arg-type]
         partial_rollout=rollout.partial_rollout,
+        strict_timing=config.cluster.deterministic,
     )
 
 
@@ -418,6 +420,7 @@ def build_scorer(config: RunConfig, args: Any, clock: Clock) -> Any:
         num_workers=min(reward.reward_num_workers, max(1, (os.cpu_count() or 1))),
         timeout_s=reward.reward_timeout_s,
         on_failure=reward.reward_failure_policy,
+        strict_timing=config.cluster.deterministic,
         clock=clock,
     )
 

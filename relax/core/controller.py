@@ -170,6 +170,7 @@ class Run:
         add_facts(self.folder, exact=exact, exact_reason=reason, device=roles.facts["actor"].device)
         logger.info("exactness exact=%s reason=%s", exact, reason)
         print(f"exact: {str(exact).lower()} ({reason})", flush=True)
+        check_determinism(self.config, exact, reason)
 
     async def end(self, reason: str, failed: BaseException | None) -> None:
         """Take everything down, then raise `failed`, or else the first error of the shutdown."""
@@ -286,7 +287,17 @@ def gate_settings(config: RunConfig, num_rollouts: int) -> GateSettings:
         num_rollouts=num_rollouts,
         surplus=config.over_sampling_surplus,
         stale_policy=config.cluster.stale_token_policy,
+        deterministic=config.cluster.deterministic,
     )
+
+
+def check_determinism(config: RunConfig, exact: bool, reason: str) -> None:
+    """Only where a token's bits don't depend on its neighbours in a batch can runs repeat each other."""
+    if config.cluster.deterministic and not exact:
+        raise ConfigError(
+            f"--deterministic: tokens would depend on which requests share a batch, because this run is not exact "
+            f"({reason}). Use --rollout-backend native in fp32 on the CPU, or leave --deterministic out"
+        )
 
 
 def loop_settings(config: RunConfig, folder: RunFolder) -> LoopSettings:

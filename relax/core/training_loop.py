@@ -7,6 +7,9 @@
     train     bound rollout -> weights in every engine    the next bound rollout        collect
 
 The journal gets every decision before it takes effect; the scheduler changes by journalled events alone.
+
+In deterministic mode (docs/determinism.md) the order of decisions is fixed as well: collect decides in the order of
+group ids, admits at once what a decision makes room for, and train decides only while collect has nothing to do.
 """
 
 from __future__ import annotations
@@ -89,6 +92,8 @@ class TrainingLoop:
     _stopping: bool = False
     _orders: dict[int, GroupOrder] = field(default_factory=dict)  # admitted and not yet contained
     _finished: dict[int, AcceptedGroup] = field(default_factory=dict)  # those of them that are in the trace
+    _outbox: list[GroupOrder] = field(default_factory=list)  # admitted and not yet told to the rollout role
+    _taken: int = -1  # the last rollout that training took
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _bound: asyncio.Queue[ReleaseReport] = field(default_factory=asyncio.Queue)
     _eval: asyncio.Task[None] | None = None
@@ -137,20 +142,22 @@ class TrainingLoop:
 
     async def _admit(self) -> None:
         while self.scheduler.next_rollout < self.scheduler.settings.num_rollouts:
-            orders = self._new_orders()
-            if orders:
+            self._fill()
+            if self._outbox:
                 await pause_at("admit")
-                await self.roles.rollout.admit(tuple(orders))
+                orders, self._outbox = self._outbox, []
+                await self.roles.rollout.admit(tuple(o for o in orders if o.group in self.scheduler.open))
             async with self._changed:
                 await self._changed.wait_for(
                     lambda: (
-                        self.scheduler.admissible() > 0
+                        self._outbox
+                        or self.scheduler.admissible() > 0
                         or self.scheduler.next_rollout >= self.scheduler.settings.num_rollouts
                     )
                 )
 
-    def _new_orders(self) -> list[GroupOrder]:
-        orders = []
+    def _fill(self) -> None:
+        """Admit as many groups as the gate lets in."""
         while self.scheduler.admissible():
             order = self.order.next_again()
             if order is None:
@@ -161,8 +168,7 @@ class TrainingLoop:
                 event = self.scheduler.admit_again(order.group, order.epoch, order.row)
             self.decide(event)
             self._orders[order.group] = order
-            orders.append(order)
-        return orders
+            self._outbox.append(order)
 
     async def _collect(self) -> None:
         await self._bind()  # what a resumed run has read back may be enough
@@ -188,27 +194,46 @@ class TrainingLoop:
     async def _apply(self, report: RolloutReport) -> None:
         self.stop_requested |= report.stop_requested
         self.metrics.rollout_report(report)
-        for group, reason in report.dropped:
-            if group in self.scheduler.open:
-                self.decide(ev.Dropped(group, reason))
-                self.metrics.dropped(reason)
-                self._orders.pop(group, None)
-        for accepted in report.accepted:
-            if accepted.group in self.scheduler.open:
-                self._finished[accepted.group] = accepted
-                self.decide(ev.Accepted(accepted.group, accepted.oldest, accepted.newest))
+        ended = {**dict(report.dropped), **{accepted.group: accepted for accepted in report.accepted}}
+        for group in sorted(ended) if self._deterministic else ended:
+            self._end(group, ended[group])
+            if self._deterministic:  # the room that a drop makes is given away before anything else is decided
+                self._fill()
+                await self._notify()
+                await self._bind()
         await self._bind()
+
+    @property
+    def _deterministic(self) -> bool:
+        return self.scheduler.settings.deterministic
+
+    def _end(self, group: int, ended: AcceptedGroup | str) -> None:
+        """Accept a group, or drop it for a reason."""
+        if group not in self.scheduler.open:
+            return
+        if isinstance(ended, AcceptedGroup):
+            self._finished[group] = ended
+            self.decide(ev.Accepted(group, ended.oldest, ended.newest))
+        else:
+            self.decide(ev.Dropped(group, ended))
+            self.metrics.dropped(ended)
+            self._orders.pop(group, None)
 
     async def _bind(self) -> None:
         await self._abandon()
         while (event := self.scheduler.bind()) is not None:
             self.decide(event)
+            self._take_next()
+            drops = self._drop_unusable()
             release = await self.roles.rollout.release(event.rollout_id, event.groups)
             await self._bound.put(release)
-            await self._abandon()
+            await self._stop_groups(drops)
         await self._notify()
 
     async def _abandon(self) -> None:
+        await self._stop_groups(self._drop_unusable())
+
+    def _drop_unusable(self) -> tuple[int, ...]:
         """Drop what no later rollout may train; its prompts are drawn again, under new ids."""
         drops = self.scheduler.unusable()
         for event in drops:
@@ -217,8 +242,11 @@ class TrainingLoop:
             order = self._orders.pop(event.group)
             self._finished.pop(event.group, None)
             self.order.draw_again(order.epoch, order.row)
-        if drops:
-            await self.roles.rollout.abandon(tuple(event.group for event in drops))
+        return tuple(event.group for event in drops)
+
+    async def _stop_groups(self, groups: tuple[int, ...]) -> None:
+        if groups:
+            await self.roles.rollout.abandon(groups)
 
     async def _train(self) -> None:
         while not self.scheduler.finished and not self._stopping:
@@ -229,12 +257,14 @@ class TrainingLoop:
             self.metrics.start_step(self.clock.now() - waited)
             await self._train_one(rollout_id, release)
             self._stopping = self.stop_requested  # a request that comes later ends the run after the next rollout
-            shared = self.settings.mode == "colocate"
-            if shared:  # a publish puts the actor to sleep
+            # Engines get the new weights first, unless a publish puts the actor to sleep, or lets new groups in: a
+            # deterministic checkpoint is written while none is being generated.
+            save_first = self.settings.mode == "colocate" or self._deterministic
+            if save_first:
                 await self._save_if_due(rollout_id)
             if self._is_due(rollout_id, self.settings.update_weights_interval) or self._is_last(rollout_id):
                 await self._publish(rollout_id + 1)
-            if not shared:  # engines get the new weights first
+            if not save_first:
                 await self._save_if_due(rollout_id)
             await self._evaluate_if_due(rollout_id)
             self.metrics.finish_step(rollout_id, self.scheduler)
@@ -248,7 +278,7 @@ class TrainingLoop:
         if self.settings.mode == "colocate":
             await self.roles.rollout.offload()
             await self.roles.actor.onload()
-        self.decide(ev.Taken(rollout_id, 0))
+        self._take(rollout_id)
         groups = release.groups
         forwards = [role.score(rollout_id, groups) for role in (self.roles.reference, self.roles.actor_fwd) if role]
         advantages, *scored = await asyncio.gather(
@@ -265,6 +295,8 @@ class TrainingLoop:
         )
         report: TrainReport = await self.roles.actor.train(task)
         self.stop_requested |= any(answer.stop_requested for answer in (report, advantages, *scored))
+        if self._deterministic:
+            await self._exhausted()
         self.digest = chain_digest(self.digest, groups)
         self.decide(ev.Stepped(rollout_id, self.digest))
         for group in groups:
@@ -274,6 +306,21 @@ class TrainingLoop:
         self.journal.append(ev.Timing("train", rollout_id, started, self.clock.now() - started))
         self.metrics.trained(release, advantages, report)
         await self.roles.rollout.drop(partition_of(rollout_id))
+
+    def _take(self, rollout_id: int) -> None:
+        if self._taken < rollout_id:
+            self._taken = rollout_id
+            self.decide(ev.Taken(rollout_id, 0))
+
+    def _take_next(self) -> None:
+        """In deterministic mode a rollout counts as taken as soon as it is bound and those before it are trained."""
+        if self._deterministic and self.scheduler.stepped < self.scheduler.next_rollout:
+            self._take(self.scheduler.stepped)
+
+    async def _exhausted(self) -> None:
+        """Wait until the gate has nothing left to admit under the serving version: nothing is being generated."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.scheduler.exhausted)
 
     # ------------------------------------------------------------------ weights
 
@@ -323,6 +370,9 @@ class TrainingLoop:
         for status in await self._usable(statuses):
             known = status.engine in self.scheduler.engines
             self.decide((ev.Installed if known else ev.EngineJoined)(status.engine, version))
+        if self._deterministic:
+            self._take_next()
+            self._fill()
         return max((s.stall_s for s in statuses), default=0.0)
 
     async def engines_changed(self) -> None:

@@ -18,6 +18,10 @@ deadlines, `max_staleness` rollouts later at most. So no token is ever too old, 
 slow (long) answers are trained as often as quick ones. Policy "drop" takes completion order as it is and drops what
 grew too old; over-sampling implies it, since its surplus is there to be dropped.
 
+Deterministic mode: results are taken in the order of their group ids, a rollout is made of the accepted groups with
+the smallest ids, and an engine changes its version only when the gate has nothing left to admit under the old one
+(`exhausted`). So no decision follows from which of two things happened first.
+
 Every change goes through `apply(event)`, so that replaying a journal rebuilds the state.
 """
 
@@ -49,7 +53,7 @@ class GateSettings:
     max_staleness: int
     num_rollouts: int
     surplus: int = 0
-    deterministic: bool = False  # bind the smallest ids instead of the first finished
+    deterministic: bool = False  # decisions follow group ids and versions, never the order of arrival
     stale_policy: str = "wait"  # "wait" for a group at its deadline, or "drop" it once it is too old
 
     @property
@@ -104,15 +108,18 @@ class Scheduler:
 
     def admissible(self) -> int:
         """How many groups may be admitted now."""
-        if not self.engines or self.next_rollout >= self.settings.num_rollouts:
+        if not self.engines or self.exhausted:
             return 0
-        if self.serving_version < self.oldest_allowed:
-            return 0  # what were admitted now would be too old for every rollout that is still to be bound
         room = self.settings.capacity - len(self.open)
         # What the rest of the run can still use; without the cap the end of a run generates for nobody.
         useful = self.settings.num_rollouts * self.settings.rollout_batch_size + self.settings.surplus
         already = self.next_rollout * self.settings.rollout_batch_size + self._unbound()
         return max(0, min(room, useful - already))
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no group that were admitted under the serving version could still be trained."""
+        return self.serving_version < self.oldest_allowed or self.next_rollout >= self.settings.num_rollouts
 
     def admit(self, epoch: int, row: int) -> ev.Admitted:
         if self.admissible() < 1:

@@ -8,10 +8,14 @@ ten rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 201
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-STREAMS = ("sample", "eval", "shuffle", "dropout")
+if TYPE_CHECKING:
+    from relax.utils.types import Sample
+
+STREAMS = ("sample", "eval", "shuffle", "dropout", "hook")
 
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
@@ -52,3 +56,12 @@ def uniforms(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
 def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
     """The order of a data set in one epoch, recomputable from (seed, epoch) alone."""
     return np.random.Generator(np.random.Philox(key=stream_key(seed, "shuffle", epoch))).permutation(size)
+
+
+def hook_generator(args: Any, sample: Sample, turn: int = 0) -> np.random.Generator:
+    """Randomness for a user's function: it depends on --rollout-seed and on the sample, never on who calls first.
+
+    `args` and `sample` are what the function was given. `turn` tells several draws for one sample apart.
+    """
+    key = stream_key(args.rollout_seed, "hook", sample.group_index or 0, sample.index or 0, turn)
+    return np.random.Generator(np.random.Philox(key=key))

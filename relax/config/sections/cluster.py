@@ -39,6 +39,10 @@ class ClusterConfig(Section):
         choices=("wait", "drop"),
         help="Let training wait for a slow group that would grow too old, or drop it once it is.",
     )
+    deterministic: bool = flag(
+        False,
+        help="Decide by group ids and versions alone, never by what came first: equal runs end with equal weights.",
+    )
     num_iters_per_train_update: int = flag(
         1, help="Parts in which the samples of one optimizer step are streamed to the trainer.", check=at_least(1)
     )

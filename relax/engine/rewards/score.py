@@ -23,7 +23,7 @@ from relax.engine.rewards.remote import RemoteReward
 from relax.engine.rewards.values import sample_name, store_reward
 from relax.engine.rewards.worker_pool import ScoringTimeout, WorkerPool
 from relax.schedule.clock import Clock, RealClock
-from relax.utils.errors import ConfigError, UserCodeError
+from relax.utils.errors import ConfigError, InfrastructureError, UserCodeError
 from relax.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ class RewardScorer:
                 zero: reward 0.0; fail: `UserCodeError`.
     A failure is an exception, a time-out, None or NaN. It is counted in `counts`, and its text is kept in
     `sample.train_metadata["reward_error"]`. A function that returns the wrong kind or number of values is a bug, not
-    a failure: it always raises `UserCodeError`.
+    a failure: it always raises `UserCodeError`. With `strict_timing` (--deterministic) so does a time-out or a broken
+    connection: no policy may decide by the clock or by the network.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class RewardScorer:
         timeout_s: float = 120.0,
         math_timeout_s: float = 10.0,
         on_failure: str = "drop",
+        strict_timing: bool = False,
         clock: Clock | None = None,
     ) -> None:
         if on_failure not in FAILURE_POLICIES:
@@ -78,6 +80,7 @@ class RewardScorer:
         self._timeout_s = timeout_s  # one sample
         self._math_timeout_s = min(math_timeout_s, timeout_s)  # one symbolic comparison
         self._on_failure = on_failure
+        self._strict_timing = strict_timing
         self._clock = clock or RealClock()
         self._permits = asyncio.Semaphore(max_concurrency)
         self._pool = WorkerPool(num_workers)
@@ -106,6 +109,7 @@ class RewardScorer:
         except (UserCodeError, ConfigError):
             raise
         except Exception as error:  # the sample is told (train_metadata), the log and the counters
+            self._check_timing(error, name, sample)
             self._failed([sample], name, _kind(error), _text(error))
             return
         self._store(sample, value, name)
@@ -116,6 +120,7 @@ class RewardScorer:
         except (UserCodeError, ConfigError):
             raise
         except Exception as error:  # the samples are told (train_metadata), the log and the counters
+            self._check_timing(error, custom.path, samples[0])
             self._failed(samples, custom.path, _kind(error), _text(error))
             return
         for sample, value in zip(samples, values, strict=True):
@@ -191,6 +196,15 @@ class RewardScorer:
         if self._reward_key is None:
             sample.reward = score  # a built-in's dict: its other numbers stay in reward_parts
         self.counts["scored"] += 1
+
+    def _check_timing(self, error: Exception, name: str, sample: Sample) -> None:
+        if self._strict_timing and isinstance(error, (ScoringTimeout, TimeoutError, InfrastructureError, OSError)):
+            raise UserCodeError(
+                f"{_text(error)}With --deterministic a reward that fails by time or connection ends the run, because "
+                "another run would have got it: raise --reward-timeout-s, or make the function independent of both",
+                path=name,
+                sample=sample_name(sample),
+            ) from error
 
     def _failed(self, samples: Sequence[Sample], name: str, kind: str, text: str) -> None:
         """Apply the policy to samples without a score. `kind` is the counter: errors, timeouts or invalid."""

@@ -44,6 +44,7 @@ class GenerationOptions:
     engine_wait_s: float = 0.5  # doubles with each try
     partial_rollout: bool = False  # go on with an interrupted response instead of starting again
     stream: str = "sample"  # random stream: "sample" or "eval"
+    strict_timing: bool = False  # a time-out ends the run, whatever `on_failure` says (--deterministic)
 
 
 class Dropped(Exception):
@@ -146,6 +147,8 @@ class SampleRunner:
         """Return to try again; raise to drop the group or to fail the run."""
         reason = error.reason if isinstance(error, GenerateFailed) else "user_error"
         tally.failures[reason] += 1
+        if self._options.strict_timing and reason == "timeout":
+            raise error
         policy = self._options.on_failure
         logger.warning("sample refused reason=%s policy=%s failures=%d error=%s", reason, policy, failures, error)
         if policy == "fail":

@@ -129,6 +129,7 @@ def make_role(
     clock: Any = None,
     trace: TraceWriter | None = None,
     dataset: Rows | None = None,
+    in_order: bool = False,
 ) -> Rollout:
     clock = clock or RealClock()
     return Rollout(
@@ -140,7 +141,7 @@ def make_role(
         trace=trace or TraceWriter(folder / "trace"),
         journal=MemoryJournal(),
         clock=clock,
-        settings=RolloutSettings(2, result_dir=folder),
+        settings=RolloutSettings(2, result_dir=folder, in_order=in_order),
         executor=executor,
     )
 
@@ -355,6 +356,68 @@ async def test_a_resumed_role_writes_its_trace_under_the_next_rollout(tmp_path: 
     generator.end(3)
     await role.report(1, 5.0)
     assert role._journal.events[0].file == "7.safetensors"
+    await role.stop()
+
+
+def files_of(role: Rollout) -> list[int]:
+    return [event.group for event in role._journal.events if isinstance(event, ev.Completed)]
+
+
+async def test_in_order_groups_are_kept_and_reported_by_id_whatever_ends_first(tmp_path: Path):
+    generator = Generator()
+    role = make_role(tmp_path, generator, in_order=True)
+    await role.start()
+    await role.admit(orders(0, 1, 2, 3))
+    for group in (3, 1, 2):
+        generator.end(group)
+    report = await role.report(2, 0.05)
+    assert (report.accepted, report.dropped, files_of(role)) == ((), (), [])  # 0 has not ended
+    generator.end(0)
+    assert [a.group for a in (await role.report(2, 5.0)).accepted] == [0, 1]
+    assert files_of(role) == [0, 1]  # no more than were asked for: what comes after them may become surplus
+    assert [a.group for a in (await role.report(2, 5.0)).accepted] == [2, 3]
+    await role.stop()
+
+
+async def test_in_order_a_drop_is_reported_at_once_so_that_its_successor_can_start(tmp_path: Path):
+    generator = Generator()
+    role = make_role(tmp_path, generator, in_order=True)
+    await role.start()
+    await role.admit(orders(0, 1, 2))
+    generator.end(0)
+    generator.end(1, reason="filter")
+    generator.end(2)
+    report = await role.report(3, 5.0)
+    assert ([a.group for a in report.accepted], report.dropped) == ([0], ((1, "filter"),))
+    assert [a.group for a in (await role.report(1, 5.0)).accepted] == [2]
+    await role.stop()
+
+
+async def test_in_order_an_abandoned_group_holds_nobody_back_and_its_tokens_are_counted(tmp_path: Path):
+    generator = Generator()
+    role = make_role(tmp_path, generator, in_order=True)
+    await role.start()
+    await role.admit(orders(0, 1, 2))
+    generator.end(1)
+    generator.end(2)
+    await until(lambda: len(role._held) == 2)
+    await role.abandon((0, 1))
+    report = await role.report(1, 5.0)
+    assert [a.group for a in report.accepted] == [2]
+    assert report.sampled_tokens == 20
+    assert files_of(role) == [2]
+    await role.stop()
+
+
+async def test_in_order_an_error_while_a_group_is_kept_reaches_the_report(tmp_path: Path):
+    generator = Generator()
+    role = make_role(tmp_path, generator, in_order=True)
+    await role.start()
+    await role.admit(orders(0))
+    generator.end(0)
+    role._trace.close()
+    with pytest.raises(ValueError, match="roll"):
+        await role.report(1, 5.0)
     await role.stop()
 
 

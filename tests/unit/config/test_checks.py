@@ -59,6 +59,18 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "engines that take turns do not come back": ({"use_fault_tolerance": True}, "needs --fully-async or --hybrid"),
     "staleness without async": ({"max_staleness": 1}, "--max-staleness 1 needs --fully-async or --hybrid"),
+    "determinism on an engine that mixes requests": (
+        {"deterministic": True, "rollout_backend": "sglang", "sglang_python": "python"},
+        "--deterministic with --rollout-backend sglang: tokens of that engine depend on which requests share a batch",
+    ),
+    "determinism with interrupted responses": (
+        {"deterministic": True, "partial_rollout": True},
+        "--deterministic with --partial-rollout: where an update interrupts a response depends on time",
+    ),
+    "a deterministic checkpoint between two updates": (
+        ASYNC | {"deterministic": True, "save": "out", "save_interval": 3, "update_weights_interval": 2},
+        "--save-interval 3 must be a multiple of --update-weights-interval 2",
+    ),
     "staleness with shared cards": ({"max_staleness": 1, "colocate": True}, "with --colocate generation and training"),
     "an interval that stops the run": (
         ASYNC | {"update_weights_interval": 3},

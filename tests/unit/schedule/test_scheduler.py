@@ -371,3 +371,37 @@ def test_a_restored_group_is_finished_and_keeps_its_version():
     assert s.admissible() == 2  # of (1 + 1) * 2 slots two are taken by restored groups
     s.apply(s.bind())
     assert s.ages == {1: 1, 0: 1}  # group 6 was sampled by version 2
+
+
+# ---------------------------------------------------------------------- deterministic mode
+
+
+def test_deterministic_a_rollout_waits_for_every_smaller_id():
+    s = scheduler(batch=2, staleness=1, deterministic=True)
+    admit_all(s)
+    accept(s, 1, 2)
+    assert s.bind() is None  # 0 may still be accepted, and then it belongs to rollout 0
+    s.apply(ev.Dropped(0, "filter"))
+    assert s.bind().groups == (1, 2)
+
+
+def test_deterministic_the_serving_version_is_exhausted_once_its_last_rollout_is_bound():
+    s = scheduler(batch=2, staleness=1, deterministic=True)
+    admit_all(s)
+    accept(s, 0, 1)
+    s.apply(s.bind())
+    assert not s.exhausted  # rollout 1 may be sampled at version 0, too
+    accept(s, 2, 3)
+    s.apply(s.bind())
+    assert s.exhausted and s.admissible() == 0
+    train_and_install(s, 0)
+    assert not s.exhausted and s.admissible() == 2
+
+
+def test_deterministic_surplus_is_dropped_by_id_when_its_version_is_exhausted():
+    s = scheduler(batch=2, staleness=0, surplus=2, deterministic=True)
+    assert admit_all(s) == [0, 1, 2, 3]
+    accept(s, 0, 1)
+    assert s.unusable() == []
+    s.apply(s.bind())
+    assert s.unusable() == [ev.Dropped(2, "surplus"), ev.Dropped(3, "surplus")]

@@ -53,6 +53,12 @@ counting = Counting()
 instance, async_instance = Callable(), AsyncCallable()
 
 
+def loses_its_connection(args, sample):
+    if sample.index == 1:
+        raise ConnectionResetError("the judge went away")
+    return 1.0
+
+
 def third_raises(args, sample):
     if sample.index == 3:
         raise KeyError("the verifier's own words")

@@ -71,6 +71,18 @@ async def test_a_function_that_never_returns_fails_its_sample_only_V2(name):
     assert scorer.counts == {"scored": 2, "timeouts": 1}
 
 
+@pytest.mark.parametrize("name", ["sleeps", "loses_its_connection"])
+async def test_with_strict_timing_what_fails_by_time_or_connection_ends_the_run_under_every_policy(name):
+    with pytest.raises(UserCodeError, match=rf"(?s){name} \(sample 5\.1\).*--deterministic.*--reward-timeout-s"):
+        await scored(group(3), custom_rm_path=f"{HOOKS}.{name}", timeout_s=0.5, strict_timing=True)
+
+
+async def test_with_strict_timing_a_failure_of_the_function_itself_follows_the_policy():
+    samples = group(8)
+    scorer = await scored(samples, custom_rm_path=f"{HOOKS}.third_raises", strict_timing=True)
+    assert scorer.counts == {"scored": 7, "errors": 1}
+
+
 async def test_functions_that_wait_run_at_the_same_time_V12():
     counting = load_object(f"{HOOKS}.counting", flag="--custom-rm-path")
     await scored(group(100), custom_rm_path=f"{HOOKS}.counting", max_concurrency=64)

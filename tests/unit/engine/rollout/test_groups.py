@@ -286,6 +286,23 @@ def test_time_in_a_pause_does_not_count_against_the_time_limit(engine):
     assert [s.response_length for s in finished.samples] == [10, 10]
 
 
+def test_with_strict_timing_a_time_out_ends_the_run_and_another_failure_follows_the_policy(engine):
+    async def endless(args, sample, sampling_params):
+        await asyncio.sleep(1e6)
+
+    async def main():
+        generator = make_generator(engine, make_hook(endless, "user.endless"), call_timeout_s=5.0, strict_timing=True)
+        generator.admit([group(1)])
+        with pytest.raises(UserCodeError, match=r"user.endless .* did not return within 5 s"):
+            await generator.next_finished()
+        await generator.stop()
+        generator = make_generator(engine, failing_until(1), strict_timing=True)
+        generator.admit([group(1)])
+        return await generator.next_finished()
+
+    assert run_virtual(main()).failures == {"user_error": 1}
+
+
 @pytest.mark.parametrize("partial", [False, True])
 def test_an_abort_ends_requests_and_resume_generates_them_again(engine, partial):
     async def main():
