@@ -11,8 +11,8 @@ from typing import Any
 from relax.schedule import events as ev
 from relax.utils.jsonl import plain
 
-# Functions of rewards and masks alone: they have the same bits on every machine.
-EXACT_EVERYWHERE = frozenset({"tokens", "loss_mask", "rollout_logprobs", "advantages", "loss_weight", "media"})
+# Copies of the trace, and functions of rewards and masks alone: in this order, with the same bits on every machine.
+EXACT_EVERYWHERE = ("tokens", "media", "loss_mask", "rollout_logprobs", "weight_version", "advantages", "loss_weight")
 BEFORE, AFTER = -1.0, math.inf  # the first optimizer step of a rollout, and the last one
 TOLERANCE = 1e-3  # relative, of sums and norms where bits are not promised
 
@@ -91,8 +91,8 @@ def compare_columns(
 
 
 def _column_order(column: str) -> tuple[int, str]:
-    order = ("tokens", "media", "loss_mask", "rollout_logprobs", "advantages", "loss_weight")
-    return (order.index(column) if column in order else len(order), column)
+    exact = EXACT_EVERYWHERE
+    return (exact.index(column) if column in exact else len(exact), column)
 
 
 def compare_updates(

@@ -112,8 +112,8 @@ class RunRecord:
         if not usable:
             have = ", ".join(map(str, self.starts)) or "none"
             raise ConfigError(
-                f"--step {version}: no weights at or before version {version} can be used to start from (there are: "
-                f"{have}). Keep a checkpoint (--save-interval), or the folder that the run was resumed from"
+                f"--run {self.folder.root}: no weights at or before version {version} can be used to start from "
+                f"(there are: {have}). Keep a checkpoint (--save-interval), or the folder that the run went on from"
             )
         return max(usable, key=lambda start: start.version)
 
