@@ -126,7 +126,11 @@ def print_story(story: SampleStory, step: int) -> None:
 
 
 def equality(found: Explanation) -> str:
-    return "equal to the curve bit for bit" if found.equal else f"NOT the curve's {found.curve!r}"
+    if found.curve == found.recomputed:
+        return "equal to the curve bit for bit"
+    if found.equal:
+        return f"within a relative 1e-3 of the curve's {found.curve!r} ({found.inexact})"
+    return f"NOT the curve's {found.curve!r}"
 
 
 def summary(found: Explanation) -> dict[str, Any]:

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from relax.data.columns import group_columns
 from relax.entrypoints.replay import DIFFERS, main
 from relax.utils.types import Sample
+from tests.builders import build_tiny_model_folder, write_jsonl
 from tests.service.training_run import ASYNC, HOOKS, Finished, Inputs, inline
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -135,6 +137,34 @@ def test_an_older_token_is_drawn_again_under_its_older_version(inputs, tmp_path,
     assert found.result["skipped"] == (
         {"regenerated": f"{several} samples saw several versions, or none"} if several else {}
     )
+
+
+def test_media_are_read_again_from_the_data_and_a_changed_picture_is_named(tmp_path, replay):
+    from PIL import Image
+
+    def picture(seed: int) -> None:
+        noise = np.random.default_rng(seed).integers(0, 256, (32, 32, 3), np.uint8)
+        Image.fromarray(noise).save(tmp_path / "noise.png")
+
+    picture(0)
+    rows = [{"input": f"{'<image> ' * (i % 2)}What is {i}?", "images": ["noise.png"] * (i % 2)} for i in range(2)]
+    model = build_tiny_model_folder(tmp_path / "model", "qwen3_omni")
+    inputs = Inputs(model, write_jsonl(tmp_path / "prompts.jsonl", rows))
+    flags = inputs.flags(tmp_path / "run", num_rollout=1, label_key=None)
+    done = inline([*flags, "--colocate", "--apply-chat-template", "--multimodal-keys", '{"image": "images"}']).ok()
+    found = replay(done.folder, "--regenerate")
+    assert found.code == 0, found.out + found.err
+    assert " media = 4" in found.out and " regenerated = 8" in found.out
+    picture(1)
+    other = replay(done.folder)
+    assert other.code == DIFFERS
+    row_of = {event["group"]: event["row"] for event in done.events("admitted")}
+    with_picture = next(group for group, row in row_of.items() if row == 1)
+    first = other.result["first"]
+    assert (first["field"], first["where"]) == ("media", f"sample g{with_picture}.0")
+    write_jsonl(inputs.prompts, [{**row, "input": row["input"].replace("What", "Which")} for row in rows])
+    prompt = replay(done.folder).result["first"]
+    assert prompt["field"] == "prompt (--prompt-data has changed)"
 
 
 # ------------------------------------------------------------------ what has changed is named

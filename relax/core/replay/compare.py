@@ -106,18 +106,18 @@ def compare_updates(
             Difference(recorded.rollout_id, "loss", where, str(len(recorded.steps)), str(len(steps)))
         )
     for number, (before, divisor, after) in enumerate(zip(recorded.steps, divisors, steps, strict=False)):
-        tolerance = TOLERANCE if inexact else 0.0
-        _numbers(loss, recorded.rollout_id, number, {"divisor": (before["divisor"], divisor)}, 0.0)
+        bits = not inexact
+        _numbers(loss, recorded.rollout_id, number, {"divisor": (before["divisor"], divisor)}, bits=True)
         for kind in ("sums", "counts"):
             pairs = _pairs(f"{kind}/", before[kind], after[kind])
-            _numbers(loss, recorded.rollout_id, number, pairs, tolerance if kind == "sums" else 0.0)
+            _numbers(loss, recorded.rollout_id, number, pairs, bits=bits or kind == "counts")
         if ranks == 1:
             pairs = _pairs("gradient/", before["gradient"], after["gradient"])
-            _numbers(gradient, recorded.rollout_id, number, pairs, tolerance)
+            _numbers(gradient, recorded.rollout_id, number, pairs, bits=bits)
         else:
             gradient.skipped = f"each of {ranks} ranks had a piece of it; its norm over all is compared"
         norms = {name: (before[name], after[name]) for name in ("grad_norm", "lr")}
-        _numbers(gradient, recorded.rollout_id, number, norms, tolerance)
+        _numbers(gradient, recorded.rollout_id, number, norms, bits=bits)
     return [loss, gradient]
 
 
@@ -143,16 +143,20 @@ def _pairs(prefix: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> 
     return {prefix + name: (before.get(name, "absent"), after.get(name, "absent")) for name in names}
 
 
-def _numbers(check: Check, step: int, when: int, pairs: Mapping[str, tuple[Any, Any]], tolerance: float) -> None:
+def _numbers(check: Check, step: int, when: int, pairs: Mapping[str, tuple[Any, Any]], *, bits: bool) -> None:
     where = f"optimizer step {when}"
     for name, (before, after) in pairs.items():
         check.compared += 1
-        if not _equal(plain(before), plain(after), tolerance):
+        if not _equal(plain(before), plain(after), bits):
             check.differences.append(Difference(step, name, where, repr(before), repr(after), when))
 
 
-def _equal(before: Any, after: Any, tolerance: float) -> bool:
-    if before == after or not tolerance:
+def _equal(before: Any, after: Any, bits: bool) -> bool:
+    if before == after or bits:
         return before == after
-    numbers = isinstance(before, float) and isinstance(after, float)
-    return numbers and math.isclose(before, after, rel_tol=tolerance, abs_tol=1e-6)
+    return isinstance(before, float) and isinstance(after, float) and close(before, after)
+
+
+def close(before: float, after: float) -> bool:
+    """Equal as far as sums in another order are."""
+    return math.isclose(before, after, rel_tol=TOLERANCE, abs_tol=1e-6)

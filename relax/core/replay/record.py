@@ -194,7 +194,7 @@ class _Line:
         elif isinstance(event, ev.Stepped):
             groups = tuple(sorted(self._bound.get(event.rollout_id, ())))
             record.steps[event.rollout_id] = StepRecord(event.rollout_id, groups, event.digest)
-        elif isinstance(event, ev.Trained):
+        elif isinstance(event, ev.Trained) and event.rollout_id in record.steps:
             record.steps[event.rollout_id] = replace(record.steps[event.rollout_id], trained=event)
         elif isinstance(event, ev.Published):
             record.published.add(event.version)

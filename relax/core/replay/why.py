@@ -20,8 +20,10 @@ from relax.components.messages import AdvantageReport, partition_of
 from relax.components.rollout_metrics import release_metrics
 from relax.core.build import InProcess, Wiring, algorithm_options, build_advantages
 from relax.core.replay.capture import SampleTokens, StepView, view_step
+from relax.core.replay.compare import close
 from relax.core.replay.record import RunRecord
 from relax.core.replay.replay import trace_check
+from relax.core.replay.rerun import why_inexact
 from relax.core.step_metrics import OBJECTIVE
 from relax.distributed.bus.base import Block
 from relax.distributed.bus.local import LocalBus
@@ -52,10 +54,12 @@ class Explanation:
     formula: str
     of_rows: float  # what the rows give
     kind: str = "sample"  # of the rows
+    inexact: str = ""  # why bits need not agree, "" when they must
 
     @property
     def equal(self) -> bool:
-        return self.curve == self.recomputed
+        """Bit for bit where that is promised, else within `compare.TOLERANCE`."""
+        return self.curve == self.recomputed or (bool(self.inexact) and close(self.curve, self.recomputed))
 
     @property
     def gap(self) -> float:
@@ -301,7 +305,8 @@ class Why:
         self, metric: str, value: float, rows: list[Row], formula: str, of_rows: float, kind: str = "sample"
     ) -> Explanation:
         ordered = tuple(sorted(rows, key=lambda row: -abs(row.total)))
-        return Explanation(metric, self.curves[metric], value, ordered, formula, of_rows, kind)
+        inexact = why_inexact(self.record) if metric.startswith("train/") else ""
+        return Explanation(metric, self.curves[metric], value, ordered, formula, of_rows, kind, inexact)
 
 
 def _left_out(uid: tuple[int, int], what: str) -> Row:
