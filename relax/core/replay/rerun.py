@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -40,14 +41,14 @@ Features = Mapping[int, Sequence[MediaFeatures]]  # by group, only of prompts th
 def replay_config(config: RunConfig) -> RunConfig:
     """The recorded configuration in one process: weights go through a folder, rows are prepared here.
 
-    Engine and trainer are not compared every --parity-interval: the weights of older versions may not be there.
+    A difference of engine and trainer ends no replay: where it comes from is what the comparison shows.
     """
     backend = default_values()["checkpoint_engine_backend"]
     return replace(
         config,
         cluster=replace(config.cluster, checkpoint_engine_backend=backend),
         data=replace(config.data, mm_processor_pool_size=0),
-        train=replace(config.train, parity_interval=None),
+        train=replace(config.train, parity_interval=None, parity_limit=math.inf),
     )
 
 
