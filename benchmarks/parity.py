@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import functools
-import io
 import json
 import tempfile
 from collections.abc import Sequence
@@ -27,11 +25,13 @@ import numpy as np
 import torch
 
 from relax.backends.base import ModelSpec, Part
+from relax.backends.conformance import samples
+from relax.backends.conformance.reference import hf_log_probs
+from relax.backends.conformance.samples import MAKERS
 from relax.backends.engine_client import AsgiEngineClient
 from relax.backends.fsdp.backend import FsdpBackend
 from relax.backends.native.build import EngineSettings, build_app
 from relax.data.columns import TrainSequence
-from relax.data.media import decode
 from relax.data.media.items import load_media
 from relax.data.media.processing import MediaProcessor
 from relax.distributed.checkpoint_service.publishers import SharedMemoryPublisher
@@ -41,11 +41,6 @@ from tests.builders import build_tiny_model_folder, tiny_omni_processor, tiny_to
 TEMPERATURE = 0.6
 KINDS = ("text", "image", "audio", "video")
 LAYOUTS = ("M text", "text M text", "text M", "M", "M text M text M")
-WRAP = {
-    "image": ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),
-    "video": ("<|vision_start|>", "<|video_pad|>", "<|vision_end|>"),
-    "audio": ("<|audio_start|>", "<|audio_pad|>", "<|audio_end|>"),
-}
 SENTENCES = ("What is 7 plus 5?", "Which digit is shown?", "The answer is", "a", "12 plus 30")
 
 
@@ -62,38 +57,8 @@ def processor() -> MediaProcessor:
     return MediaProcessor(tiny_omni_processor())
 
 
-def png(seed: int, height: int = 32, width: int = 32) -> str:
-    from PIL import Image
-
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return _data_uri(file.getvalue(), "image/png")
-
-
-def wav(seed: int, seconds: float = 1.3) -> str:
-    """At least a second: plain HF pads a shorter clip differently when it is alone than in company."""
-    samples = np.random.default_rng(seed).normal(size=int(16_000 * seconds)).astype(np.float32) * 0.1
-    return _data_uri(decode.encode_wav(samples, 16_000), "audio/wav")
-
-
-def video(seed: int, frames: int = 8, size: int = 32) -> str:
-    pixels = np.random.default_rng(seed).integers(0, 256, (frames, size, size, 3), np.uint8)
-    return _data_uri(decode.encode_frames(pixels, 2.0), "video/x-matroska")
-
-
-MAKERS = {"image": png, "audio": wav, "video": video}
-
-
-def _data_uri(data: bytes, mime: str) -> str:
-    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
-
-
 def prompt_ids(layout: str, kinds: Sequence[str], sentence: str = SENTENCES[0]) -> list[int]:
-    """Unexpanded ids: each M is one medium of the next kind, between its start and end token."""
-    left = iter(kinds)
-    text = "".join("".join(WRAP[next(left)]) if part == "M" else sentence for part in layout.split())
-    return tokenizer()(text)["input_ids"]
+    return samples.prompt_ids(tokenizer(), layout, kinds, sentence)
 
 
 @dataclass
@@ -181,45 +146,6 @@ async def alone_again(client: AsgiEngineClient, cases: Sequence[Case]) -> bool:
 
 
 # --------------------------------------------------------------------------- scoring
-
-
-def hf_log_probs(
-    model: Any,
-    prompt: Sequence[int],
-    features: Sequence[MediaFeatures],
-    response: Sequence[int],
-    temperature: float,
-    suppressed: Sequence[int] = (),
-) -> np.ndarray:
-    """float64 log-probs of the response by an ordinary HF forward of one sequence, without cache."""
-    full = torch.tensor([[*prompt, *response]])
-    with torch.no_grad():
-        out = model(input_ids=full, attention_mask=torch.ones_like(full), use_cache=False, **_hf_inputs(features))
-    logits = out.logits[0, len(prompt) - 1 : -1].double()
-    logits[:, list(suppressed)] = -torch.inf
-    chosen = torch.tensor(list(response))[:, None]
-    return (logits / temperature).log_softmax(-1).gather(1, chosen)[:, 0].numpy()
-
-
-def _hf_inputs(features: Sequence[MediaFeatures]) -> dict[str, torch.Tensor]:
-    inputs: dict[str, torch.Tensor] = {}
-    for kind, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
-        chosen = [f for f in features if f.kind == kind]
-        if chosen:
-            inputs[pixels] = torch.cat([torch.from_numpy(f.tensors[pixels]) for f in chosen])
-            grids = [torch.from_numpy(f.tensors[f"{kind}_grid_thw"]).reshape(3) for f in chosen]
-            inputs[f"{kind}_grid_thw"] = torch.stack(grids)
-    seconds = [f.tensors["video_second_per_grid"] for f in features if "video_second_per_grid" in f.tensors]
-    if seconds:
-        inputs["video_second_per_grid"] = torch.tensor([float(s) for s in seconds])
-    clips = [torch.from_numpy(f.tensors["input_features"]) for f in features if f.kind == "audio"]
-    if clips:
-        longest = max(clip.shape[1] for clip in clips)
-        padded = [torch.nn.functional.pad(clip, (0, longest - clip.shape[1])) for clip in clips]
-        inputs["input_features"] = torch.stack(padded)
-        lengths = torch.tensor([clip.shape[1] for clip in clips])
-        inputs["feature_attention_mask"] = (torch.arange(longest) < lengths[:, None]).long()
-    return inputs
 
 
 def load_hf_omni(folder: Path) -> Any:

@@ -51,7 +51,7 @@ MEDIA_TOKENS = {
     "audio_eos_token": "<|audio_end|>",
 }
 
-MODEL_KINDS = ("qwen3", "qwen3_moe", "qwen3_omni", "qwen3_vl")
+MODEL_KINDS = ("qwen3", "qwen3_moe", "qwen3_omni", "qwen3_vl")  # "qwen3_omni_moe" is the thinker with experts
 
 _CORPUS = tuple(
     f"system user assistant What is {a} plus {b}? Which digit is shown? The answer is {a + b}."
@@ -267,7 +267,7 @@ def perturb_weights(model: Any, seed: int = 0) -> None:
 
 def build_tiny_model(kind: str = "qwen3", *, seed: int = 0, perturb: bool = True) -> Any:
     """A tiny float32 model in eval mode. `kind` is one of `MODEL_KINDS`; "qwen3_omni" is the thinker."""
-    if kind not in MODEL_KINDS:
+    if kind not in (*MODEL_KINDS, "qwen3_omni_moe"):
         raise ValueError(f"kind {kind!r} is not one of {MODEL_KINDS}")
     import torch
     import transformers
@@ -275,8 +275,9 @@ def build_tiny_model(kind: str = "qwen3", *, seed: int = 0, perturb: bool = True
     tokenizer = tiny_tokenizer()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if kind == "qwen3_omni":
-            model = transformers.Qwen3OmniMoeThinkerForConditionalGeneration(tiny_omni_config(tokenizer))
+        if kind in ("qwen3_omni", "qwen3_omni_moe"):
+            config = tiny_omni_config(tokenizer, moe=kind == "qwen3_omni_moe")
+            model = transformers.Qwen3OmniMoeThinkerForConditionalGeneration(config)
         elif kind == "qwen3_vl":
             model = transformers.Qwen3VLForConditionalGeneration(tiny_vl_config(tokenizer))
         elif kind == "qwen3_moe":
@@ -294,7 +295,7 @@ def build_tiny_model_folder(path: str | Path, kind: str = "qwen3", seed: int = 0
     model = build_tiny_model(kind, seed=seed, perturb=perturb)
     model.generation_config.do_sample = False
     model.save_pretrained(folder)
-    if kind == "qwen3_omni":
+    if kind.startswith("qwen3_omni"):
         tiny_omni_processor().save_pretrained(folder)
     elif kind == "qwen3_vl":
         tiny_vl_processor().save_pretrained(folder)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 CONNECT_TIMEOUT_S = 10.0
+KEEPALIVE_S = 4.0  # SGLang closes an idle connection after 5 s, and a request on it would be lost
 RETRY_PAUSES_S = (0.1, 0.5)  # before the second and the third try of a call that may be repeated
 UPDATE_IS_OPEN = "session is already open"  # SGLang's words
 MEMORY_TAGS = ("weights", "kv_cache")
@@ -39,14 +40,23 @@ class _SglangCalls:
         raise NotImplementedError
 
     async def info(self) -> EngineInfo:
-        """Capabilities, from /server_info; SGLang before 0.5.5 has only /get_server_info."""
+        """Capabilities, from /server_info; SGLang before 0.5.5 has only the `/get_...` routes.
+
+        The weight version is that of /model_info: SGLang's /server_info goes on naming the one it started with.
+        """
+        raw = await self._either("/server_info", "/get_server_info")
+        if raw.get("backend") != "native":
+            model = await self._either("/model_info", "/get_model_info")
+            raw = {**raw, "weight_version": model.get("weight_version", raw.get("weight_version", "default"))}
+        return engine_info(self.url, raw)
+
+    async def _either(self, path: str, older: str) -> dict[str, Any]:
         try:
-            raw = await self._send("GET", "/server_info", None, repeat=True)
+            return await self._send("GET", path, None, repeat=True)
         except EngineRefused as error:
             if error.status != 404:
                 raise
-            raw = await self._send("GET", "/get_server_info", None, repeat=True)
-        return engine_info(self.url, raw)
+            return await self._send("GET", older, None, repeat=True)
 
     async def generate(self, payload: Mapping[str, Any]) -> Any:
         """One /generate call; with `n` > 1 the answer is a list."""
@@ -148,7 +158,7 @@ class HttpEngineClient(_SglangCalls):
         import aiohttp
 
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
             self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
         return self._session
 

@@ -400,6 +400,7 @@ def rollout_options(config: RunConfig) -> Any:
         on_failure=rollout.rollout_failure_policy,  # type: ignore[arg-type]
         partial_rollout=rollout.partial_rollout,
         strict_timing=config.cluster.deterministic,
+        masked_ids=suppressed_ids(config) if rollout.rollout_backend == "sglang" else (),
     )
 
 

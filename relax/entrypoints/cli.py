@@ -25,6 +25,7 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "train": Command("relax.entrypoints.train", "train a model, or check a configuration with --dry-run"),
     "replay": Command("relax.entrypoints.replay", "compute steps of a run again from its folder, bit for bit"),
+    "conformance": Command("relax.entrypoints.conformance", "what an inference server honours of what training needs"),
     "why": Command("relax.entrypoints.why", "explain a number of a curve down to samples, tokens and tensors"),
 }
 

@@ -272,6 +272,8 @@ class NativeService:
             "logprob_kind": "processed",
             "seeds": True,
             "version_spans": True,
+            "n_copies_differ": True,
+            "weight_tensor_format": "safetensors",
             "exact": options.exact,
             "exact_reason": options.exact_reason,
             "suppressed_ids": list(options.suppressed_ids),

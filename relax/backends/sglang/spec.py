@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from relax.backends.base import EngineCommand, EngineConfig
+from relax.data.media.processing import MediaOptions
 from relax.utils.errors import ConfigError
 
 CPU_LAUNCHER = Path(__file__).parent / "cpu" / "launch.py"
@@ -19,6 +20,8 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 OWN_FLAGS = frozenset(
     ("--model-path", "--host", "--port", "--tp-size", "--tp", "--node-rank", "--nnodes", "--dtype", "--random-seed")
 )
+FACTOR = 28  # sides of SGLang's frames are multiples of it
+NO_LIMIT = 1 << 40  # pixels
 # SGLang 0.5.23 builds experts in every layer of these, whatever the config says, and passes over the dense weights.
 ALL_SPARSE = ("Qwen3MoeForCausalLM", "Qwen3VLMoeForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration")
 CPU_ARGS = ("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch")
@@ -52,6 +55,8 @@ class SglangEngine:
             argv += ["--context-length", str(config.context_length)]
         # An idle scheduler spins on a core without the first; without the second a request's own seed is ignored.
         argv += ["--sleep-on-idle", "--enable-deterministic-inference", "--skip-server-warmup", "--enable-metrics"]
+        if not any(flag.split("=", 1)[0] == "--mm-process-config" for flag in extra):
+            argv += ["--mm-process-config", json.dumps({"video": _film_options(config.media_options)})]
         if not gpus:
             argv += CPU_ARGS
         nodes = -(-config.tensor_parallel // len(gpus)) if gpus else 1
@@ -67,6 +72,20 @@ class SglangEngine:
         if config.tensor_parallel > 1:
             env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(config.tensor_parallel)))
         return env
+
+
+def _film_options(media: MediaOptions) -> dict[str, float]:
+    """Frames as the trainer takes them, and no enlarging of small ones: SGLang would blow each up to 100,352 pixels
+    before the model's own processor sees it. What is left of its resizing rounds sides to multiples of 28.
+    """
+    return {
+        "fps": media.video_fps,
+        "min_frames": media.video_min_frames,
+        "max_frames": media.video_max_frames,
+        "min_pixels": FACTOR * FACTOR,
+        "max_pixels": NO_LIMIT,
+        "total_pixels": NO_LIMIT,
+    }
 
 
 def check_servable(folder: Path) -> None:

@@ -101,6 +101,16 @@ async def test_each_verb_is_the_route_and_body_that_sglang_knows():
         ]
 
 
+async def test_the_version_of_sglang_is_that_of_model_info():
+    """Its /server_info keeps the version that it started with through every update."""
+    async with serving() as (stand_in, client):
+        stand_in.answers["/server_info"] = {"version": "0.5.23", "weight_version": "default"}
+        stand_in.answers["/model_info"] = {"weight_version": "7"}
+        assert (await client.info()).weight_version == "7"
+        stand_in.answers["/server_info"] = {"backend": "native", "weight_version": "8"}
+        assert (await client.info()).weight_version == "8"
+
+
 async def test_three_hundred_calls_are_open_at_once():
     async with serving() as (stand_in, client):
         # the stand-in answers nobody before all 300 have arrived: a connection limit would hang here

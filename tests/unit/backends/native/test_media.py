@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.parity import LAYOUTS, MAKERS, hf_log_probs, load_hf_omni, png, processor, tokenizer, wav
+from benchmarks.parity import LAYOUTS, load_hf_omni, processor, tokenizer
 from benchmarks.parity import prompt_ids as prompt_of
 from relax.backends.base import EngineConfig
+from relax.backends.conformance.reference import hf_log_probs
+from relax.backends.conformance.samples import MAKERS, png, wav
 from relax.backends.engine_client import EngineRefused
 from relax.backends.native.build import EngineSettings
 from relax.backends.native.server import parser
