@@ -17,6 +17,7 @@ from relax.components.messages import Roles
 from relax.config.run import RunConfig
 from relax.core.build import algorithm_options, tables
 from relax.core.checkpoint import RunState, first_rollout, latest_checkpoint
+from relax.core.critical_path import critical_path
 from relax.core.engine_keeper import EngineKeeper, EnginePool, KeeperSettings
 from relax.core.prompt_order import PromptOrder
 from relax.core.run_folder import RunFolder, add_facts, choose_folder, exactness, new_run_id, write_description
@@ -191,6 +192,9 @@ class Run:
 
     async def _end_metrics(self) -> None:
         if self.loop is not None:
+            line = critical_path(self.loop.metrics.steps, shared=self.config.mode == "colocate")
+            if line is not None:
+                print(line, flush=True)
             await asyncio.to_thread(self.loop.metrics.close)
 
 

@@ -7,12 +7,17 @@ from collections.abc import Callable, Sequence
 
 from relax.algorithms.reduce import effective_sample_fraction
 from relax.components.messages import AdvantageReport, EvalReport, ReleaseReport, RolloutReport, TrainReport
+from relax.core import critical_path
 from relax.schedule.clock import Clock
 from relax.schedule.scheduler import Scheduler
 from relax.utils.metrics import Metrics, Sink
 
 OnStep = Callable[[int, dict[str, float]], None]
 
+# Of a step's metrics those that `critical_path` reads.
+ON_THE_PATH = frozenset(
+    {"perf/step_s", "perf/generate_s/mean", "perf/reward_s/mean", *(name for name, _ in critical_path.PARTS)}
+)
 # What a loss reports, and the objective terms: their value is the sum over the step divided by its divisor.
 OBJECTIVE = ("loss", "policy_loss", "kl_loss", "entropy_loss")
 
@@ -30,6 +35,7 @@ class StepMetrics:
         self._sampled = 0
         self._trained_tokens = 0.0
         self.num_steps = 0
+        self.steps: list[dict[str, float]] = []  # what lies on each step's critical path
 
     def rollout_report(self, report: RolloutReport) -> None:
         self._sampled += report.sampled_tokens
@@ -60,9 +66,11 @@ class StepMetrics:
             metrics.gauge(f"train/{name}", value)
         self._trained_tokens = report.metrics.get("ratio", (0.0, 0.0))[1]
         metrics.count("train/trained_tokens", self._trained_tokens)
-        computing = [report.seconds[name] for name in ("pack", "forward", "backward") if name in report.seconds]
-        if computing:
-            metrics.gauge("perf/forward_backward_s", sum(computing))
+        if "forward_backward" in report.seconds:
+            metrics.gauge("perf/forward_backward_s", report.seconds["forward_backward"])
+        scoring = [report.seconds[name] for name in ("reference", "old_log_probs", "parity") if name in report.seconds]
+        if scoring:
+            metrics.gauge("perf/score_s", sum(scoring))
         if "step" in report.seconds:
             metrics.gauge("perf/optimizer_s", report.seconds["step"])
         if "data_wait" in report.seconds:
@@ -112,6 +120,7 @@ class StepMetrics:
             metrics.gauge("perf/trained_tokens_per_s", self._trained_tokens / seconds)
         self._sampled = 0
         values = metrics.flush(rollout_id)
+        self.steps.append({name: value for name, value in values.items() if name in ON_THE_PATH})
         if self._on_step is not None:
             self._on_step(rollout_id, values)
 

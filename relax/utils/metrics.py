@@ -106,6 +106,7 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("perf/reward_s/mean", "mean", "s", "one sample's reward"),
     MetricSpec("perf/reward_s/max", "max", "s", "slowest reward of the step"),
     MetricSpec("perf/forward_backward_s", "gauge", "s", "actor's forward and backward"),
+    MetricSpec("perf/score_s", "gauge", "s", "actor's scoring of reference, old and sampled log-probs"),
     MetricSpec("perf/optimizer_s", "gauge", "s", "gradient reduction, clip and update"),
     MetricSpec("perf/weight_sync_s", "gauge", "s", "publish to installed in every engine"),
     MetricSpec("perf/generation_stall_s", "gauge", "s", "engines held still for a weight install"),

@@ -281,6 +281,7 @@ class FsdpBackend:
         totals = _Totals()
         used = self._towers_of_all_ranks(part)
         apart = self._cores.cores > 1
+        start = time.perf_counter()
 
         def backward_one(place: int) -> tuple[_Totals, list[Tensor | None]]:
             return self._backward_one(part.micro_batches[place], used[place], loss, needs, apart=apart)
@@ -292,6 +293,7 @@ class FsdpBackend:
                     shard.add(gradient)
                 for shard in self._shards:
                     shard.fold()
+        totals.time("forward_backward", start)
         return self._sum_over_ranks(totals)
 
     def _backward_one(
