@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import random
 import re
 from typing import Any
 
@@ -22,3 +25,10 @@ def sum_reward(args: Any, sample: Sample, **_: Any) -> float:
 def checksum_reward(args: Any, sample: Sample, **_: Any) -> float:
     """1.0 for a quarter of all responses: a reward that differs within most groups of an untrained model."""
     return float(sum(sample.tokens[sample.prompt_length :]) % 4 == 0)
+
+
+async def slow_sum_reward(args: Any, sample: Sample, **rest: Any) -> float:
+    """`sum_reward` after a log-normal time (median 1 s, sigma 0.6, at most 5 s), fixed by the sample (W1-lat)."""
+    chance = random.Random(f"{sample.group_index}.{sample.index}")
+    await asyncio.sleep(min(5.0, math.exp(0.6 * chance.gauss(0.0, 1.0))))
+    return sum_reward(args, sample, **rest)
