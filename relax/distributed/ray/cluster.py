@@ -117,6 +117,8 @@ def _start_private(namespace: str, slots: int, dashboard: bool, env: Mapping[str
     # Its processes inherit this environment, which saves a runtime environment and keeps started workers usable.
     os.environ.update(env)
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # it listens on loopback and ends with this process
+    for name in ("READY", "HEALTH"):  # a proxy that is slow on a busy machine is not replaced
+        os.environ.setdefault(f"RAY_SERVE_PROXY_{name}_CHECK_TIMEOUT_S", "60")
     import ray
 
     for path in remove_abandoned(Path("/tmp"), "rlx-*"):
@@ -128,7 +130,14 @@ def _start_private(namespace: str, slots: int, dashboard: bool, env: Mapping[str
     if _cuda_gpus() == 0:
         options["num_gpus"] = 0
     try:
-        context = _init_private(temp_dir, namespace, slots, dashboard, options)
+        try:
+            context = _init_private(temp_dir, namespace, slots, dashboard, options)
+        except Exception as error:  # Ray waits 30 s, a constant of its own, for processes that a busy machine starts
+            if "timed out during startup" not in str(error):
+                raise
+            logger.warning("ray did not start in its 30 s on this busy machine; trying once more")
+            ray.shutdown()
+            context = _init_private(temp_dir, namespace, slots, dashboard, options)
     except Exception as error:  # Ray raises many kinds; whatever had started ends here
         ray.shutdown()
         folder.close()

@@ -39,7 +39,13 @@ def release(**metrics) -> ReleaseReport:
 
 
 def train_report(**metrics) -> TrainReport:
-    return TrainReport(0, 2, metrics, {"grad_norm": 0.5}, {"data_wait": 0.25, "forward": 1.0, "backward": 2.0, "forward_backward": 3.0})
+    return TrainReport(
+        0,
+        2,
+        metrics,
+        {"grad_norm": 0.5},
+        {"data_wait": 0.25, "forward": 1.0, "backward": 2.0, "forward_backward": 3.0},
+    )
 
 
 def one_step(*, releases=None, advantages=None, report=None, dropped=(), between=lambda metrics, clock: None):
