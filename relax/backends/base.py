@@ -108,6 +108,11 @@ class StepStats:
 class TrainBackend(Protocol):
     """One rank of training. Calls are collective (every rank makes the same calls) and blocking."""
 
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps taken, a loaded checkpoint's included."""
+        ...
+
     def open(self, model: ModelSpec, optimizer: OptimizerSpec | None) -> RankInfo: ...
 
     def score(
@@ -148,7 +153,9 @@ class TrainBackend(Protocol):
 
     def wake(self) -> None: ...
 
-    def save(self, folder: Path) -> None: ...
+    def save(self, folder: Path, tag: str = "actor") -> None:
+        """Write a checkpoint; of weights kept under another tag, the weights alone."""
+        ...
 
     def load(self, folder: Path, *, optimizer: bool = True) -> None: ...
 

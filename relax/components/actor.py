@@ -11,7 +11,8 @@ from typing import Any
 
 from relax.backends.base import LossFunction, ModelSpec, OptimizerSpec, Part, RankInfo, StepStats, TrainBackend
 from relax.components.base import Role
-from relax.components.messages import TrainReport, TrainTask
+from relax.components.messages import Settled, TrainReport, TrainTask
+from relax.components.trained import TrainedLedger
 from relax.components.training_data import BatchSettings, make_plan, part_checksums, read_parts
 from relax.distributed.bus.base import Bus
 from relax.distributed.checkpoint_service.base import WeightManifest, WeightPublisher
@@ -56,6 +57,10 @@ class Actor(Role):
         self._clock, self._deadline_s, self._keep_reference = clock, deadline_s, keep_reference
         self._parity = parity
         self.info: RankInfo | None = None
+        self._trained = TrainedLedger()
+        self._contained = 0  # rollouts in the weights when `_whole_steps` optimizer steps had been taken
+        self._whole_steps = 0
+        self._asleep = False
 
     async def start(self) -> RankInfo:
         """Load the model. Collective."""
@@ -100,6 +105,8 @@ class Actor(Role):
             difference = self._parity.check(self._backend, parts[0], task.rollout_id)
             seconds["parity"] = self._clock.now() - start
         stats = train_rollout(self._backend, parts, self._loss, task.divisors)
+        self._trained.add(task.rollout_id, (s for part in parts for micro in part.micro_batches for s in micro))
+        self._contained, self._whole_steps = task.rollout_id + 1, self._backend.num_steps
         return _report(task.rollout_id, stats, seconds, difference, part_checksums(parts))
 
     def _scored(self, part: Part, column: str, *, tag: str) -> Part:
@@ -136,21 +143,50 @@ class Actor(Role):
         """The current weights become the reference (--ref-update-interval)."""
         await self._blocking(self._backend.keep, "ref")
 
-    async def save(self, folder: str) -> None:
+    async def settle(self) -> Settled:
+        """Wait for the work under way, then say what the weights contain. Not collective."""
+        return await self._blocking(self._settled)
+
+    def _settled(self) -> Settled:
+        whole = self._backend.num_steps == self._whole_steps
+        return Settled(self._contained if whole else None, self._backend.num_steps, self._asleep)
+
+    async def save(self, folder: str, reference: str | None = None) -> None:
+        """Write weights, optimizer and what was trained to `folder`, the kept reference to `reference`. Collective."""
         await self._blocking(self._backend.save, Path(folder))
         await pause_at("save")
+        await self._blocking(self._save_rest, Path(folder), reference)
 
-    async def load(self, folder: str) -> None:
-        await self._blocking(self._backend.load, Path(folder))
+    def _save_rest(self, folder: Path, reference: str | None) -> None:
+        assert self.info is not None
+        self._trained.save(folder, self.info.rank, self._contained)
+        if reference is not None:
+            self._backend.save(Path(reference), "ref")
+
+    async def load(self, folder: str, contained: int, reference: str | None = None) -> None:
+        """Go on at a checkpoint that contains `contained` rollouts. Collective."""
+        await self._blocking(self._load, Path(folder), contained, reference)
+        self.step = contained
+
+    def _load(self, folder: Path, contained: int, reference: str | None) -> None:
+        assert self.info is not None
+        if reference is not None:
+            self._backend.load(Path(reference), optimizer=False)
+            self._backend.keep("ref")
+        self._backend.load(folder)
+        self._trained.load(folder, self.info.rank)
+        self._contained, self._whole_steps = contained, self._backend.num_steps
 
     async def export_hf(self, folder: str) -> None:
         await self._blocking(self._backend.export_hf, Path(folder))
 
     async def offload(self) -> None:
         await self._blocking(self._backend.sleep)
+        self._asleep = True
 
     async def onload(self) -> None:
         await self._blocking(self._backend.wake)
+        self._asleep = False
 
     async def status(self) -> dict[str, Any]:
         return {**await super().status(), "rank": None if self.info is None else self.info.rank}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,13 @@ class ForwardRole(Role):
         if manifest.folder is None:
             raise ValueError(f"{self.name} reads weights from a folder; version {manifest.version} has none")
         self._backend.load_weights(Path(manifest.folder))  # type: ignore[attr-defined]
+
+    async def save(self, folder: str) -> None:
+        """Write the weights under which it scores: a reference that has been refreshed is in no other file."""
+        await self._blocking(self._backend.save, Path(folder))
+
+    async def load(self, folder: str) -> None:
+        await self._blocking(partial(self._backend.load, Path(folder), optimizer=False))
 
     async def stop(self) -> None:
         await self._blocking(self._backend.close)

@@ -122,6 +122,15 @@ class TrainReport:
 
 
 @dataclass(frozen=True)
+class Settled:
+    """The actor between two rollouts, or stopped inside one."""
+
+    contained: int | None  # rollouts in the weights; None: some optimizer steps of a rollout, not all
+    num_steps: int  # optimizer steps taken
+    asleep: bool
+
+
+@dataclass(frozen=True)
 class AdvantageReport:
     divisors: tuple[float, ...]
     metrics: Mapping[str, tuple[float, float]]
@@ -171,6 +180,10 @@ class RolloutHandle(Protocol):
         ...
 
     async def admit(self, orders: tuple[GroupOrder, ...]) -> None: ...
+
+    async def sync(self, files: tuple[str, ...]) -> int:
+        """Force the journal and these trace files to the disk; returns the journal's next sequence number."""
+        ...
 
     async def restore(self, groups: tuple[StoredGroup, ...], folder: str) -> tuple[AcceptedGroup, ...]:
         """Take finished groups back from the trace in `folder`; returns those that are whole there."""
@@ -234,9 +247,15 @@ class ActorHandle(Protocol):
 
     async def refresh_reference(self) -> None: ...
 
-    async def save(self, folder: str) -> None: ...
+    async def settle(self) -> Settled:
+        """Wait for the work under way, then say what the weights contain."""
+        ...
 
-    async def load(self, folder: str) -> None: ...
+    async def save(self, folder: str, reference: str | None = None) -> None:
+        """Write what training goes on from; `reference` is a second folder, for the reference that it keeps."""
+        ...
+
+    async def load(self, folder: str, contained: int, reference: str | None = None) -> None: ...
 
     async def export_hf(self, folder: str) -> None: ...
 
@@ -249,6 +268,10 @@ class ForwardHandle(Protocol):
     async def score(self, rollout_id: int, groups: tuple[ReleasedGroup, ...]) -> ForwardReport: ...
 
     async def load_version(self, manifest: WeightManifest) -> None: ...
+
+    async def save(self, folder: str) -> None: ...
+
+    async def load(self, folder: str) -> None: ...
 
 
 class AdvantagesHandle(Protocol):

@@ -36,7 +36,7 @@ from relax.data.columns import group_columns, media_columns
 from relax.data.datasets import PromptDataset, RawRow
 from relax.distributed.bus.base import Block, Bus
 from relax.distributed.checkpoint_service.base import WeightManifest
-from relax.distributed.trace import TraceEntry, TraceWriter, read_block, read_notes
+from relax.distributed.trace import TraceEntry, TraceWriter, read_block, read_notes, sync_files
 from relax.engine.rollout.groups import AdmittedGroup, FinishedGroup, GroupGenerator
 from relax.engine.rollout.prompts import prompt_sample
 from relax.engine.rollout.results import result_path, sample_row, write_results
@@ -279,6 +279,12 @@ class Rollout(Role):
         self._journal.append(ev.Completed(block.uid, seconds=sum(seconds.values()), **asdict(entry)))
         self._journal.append(ev.Rewarded(block.uid, tuple(block.columns["raw_reward"].tolist())))
         return ReadyGroup(block, entry, media, rows, seconds)
+
+    async def sync(self, files: tuple[str, ...]) -> int:
+        """See `RolloutHandle`."""
+        await self._blocking(sync_files, self._trace.folder, files)
+        await self._blocking(self._journal.flush, True)
+        return self._journal.next_seq
 
     async def restore(self, groups: tuple[StoredGroup, ...], folder: str) -> tuple[AcceptedGroup, ...]:
         """See `RolloutHandle`. What lies in another run's trace is written to this run's own as well."""

@@ -19,7 +19,7 @@ from relax.backends.base import EngineClient, EngineConfig, LossFunction, ModelS
 from relax.components.messages import PRODUCERS
 from relax.components.training_data import BatchSettings
 from relax.config.run import RunConfig
-from relax.core.run_folder import RunFolder
+from relax.core.run_folder import RunFolder, result_folder
 from relax.data.media.processing import MediaOptions, MediaProcessor
 from relax.distributed.bus.base import Bus
 from relax.distributed.bus.factory import make_bus
@@ -305,7 +305,6 @@ def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = 
         details_writer,
         open_prompts,
         post_process,
-        result_folder,
         sample_filter,
     )
     from relax.distributed.trace import TraceWriter

@@ -4,16 +4,19 @@
 A checkpoint is written aside, synced, renamed, and only then named by the tracker, so a crash at any moment leaves the
 old one whole. `run_state.json` holds what the controller needs: how many rollouts are contained, how many prompts
 were drawn, and which admitted groups are not contained. A resume reads finished ones back from the trace and admits
-the others again, all under the same ids.
+the others again, all under the same ids. `contents.json` lists every other file of the checkpoint with its size and,
+up to 16 MiB, its digest, so that a damaged one is noticed before it is loaded.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import os
 import shutil
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from relax.components.messages import AcceptedGroup, GroupOrder, StoredGroup
@@ -21,8 +24,13 @@ from relax.distributed.trace import TraceEntry
 from relax.utils.errors import ConfigError
 from relax.utils.faults import pause_at
 
+logger = logging.getLogger(__name__)
+
 TRACKER = "latest_checkpointed_iteration.txt"
 STATE = "run_state.json"
+CONTENTS = "contents.json"
+MODEL, REFERENCE = "model", "reference"  # folders: of the actor, and of a reference that has been refreshed
+DIGEST_LIMIT_BYTES = 16 << 20  # larger files are compared by their size: reading them takes as long as loading them
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,8 @@ class RunState:
     optimizer_steps: int = 0
     draw_again: tuple[tuple[int, int], ...] = ()  # (epoch, row) of prompts whose group was dropped unused
     finished_groups: tuple[StoredGroup, ...] = ()  # finished, not contained; in the order in which they are bound
+    journal: Mapping[str, int] = field(default_factory=dict)  # {writer: its lines below this sequence number count}
+    reference_version: int = 0  # weight version of the reference; 0: the initial one, which is not stored
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -61,17 +71,62 @@ def iteration_folder(root: Path, rollout_id: int) -> Path:
 
 
 def latest_checkpoint(root: Path) -> tuple[Path, RunState] | None:
-    """The checkpoint that the tracker names, or None without a tracker. Raises ConfigError when it is not whole."""
+    """The checkpoint of a run folder that the tracker names, or the one that `root` itself is; None without either.
+
+    When the newest one is damaged, the newest older one that is whole is taken, with a warning. Raises ConfigError
+    when there is none.
+    """
+    if (root / STATE).exists():
+        if found := damage(root):
+            raise ConfigError(f"--load {root}: {found}")
+        return root, _read_state(root)
     tracker = root / TRACKER
     if not tracker.exists():
         return None
     text = tracker.read_text().strip()
     if not text.isdecimal():
         raise ConfigError(f"--load {root}: {TRACKER} holds {text!r}, expected the number of a rollout")
-    folder = iteration_folder(root, int(text))
+    newest = iteration_folder(root, int(text))
+    found = damage(newest)
+    if found is None:
+        return newest, _read_state(newest)
+    for folder in sorted(root.glob("iter_*"), reverse=True):
+        if folder.name < newest.name and damage(folder) is None:
+            logger.warning("%s: %s; going on at the older %s", newest.name, found, folder.name)
+            return folder, _read_state(folder)
+    raise ConfigError(f"--load {root}: {TRACKER} names {newest.name}, which cannot be loaded: {found}")
+
+
+def _read_state(folder: Path) -> RunState:
+    return RunState.from_json(json.loads((folder / STATE).read_text()))
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint's files, or None. One without a list of contents is taken as it is."""
     if not (folder / STATE).exists():
-        raise ConfigError(f"--load {root}: {TRACKER} names {folder.name}, which has no {STATE}; was it moved?")
-    return folder, RunState.from_json(json.loads((folder / STATE).read_text()))
+        return f"it has no {STATE}; was it moved?"
+    if not (folder / CONTENTS).exists():
+        return None
+    for name, listed in json.loads((folder / CONTENTS).read_text()).items():
+        path = folder / name
+        if not path.exists():
+            return f"{name} is missing"
+        if path.stat().st_size != listed["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes, {listed['bytes']} were written"
+        if listed["blake2b"] not in (None, _digest(path)):
+            return f"{name} has other contents than were written"
+    return None
+
+
+def _contents(folder: Path) -> dict[str, dict[str, object]]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(p.relative_to(folder)): {"bytes": p.stat().st_size, "blake2b": _digest(p)} for p in files}
+
+
+def _digest(path: Path) -> str | None:
+    if path.stat().st_size > DIGEST_LIMIT_BYTES:
+        return None
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
 
 
 def first_rollout(explicit: int | None, state: RunState | None) -> int:
@@ -93,8 +148,9 @@ async def write_checkpoint(root: Path, state: RunState, save_model: Callable[[st
     aside = root / f".{final.name}.partial"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
-    await save_model(str(aside / "model"))
+    await save_model(str(aside / MODEL))
     await pause_at("checkpoint")
+    write_synced(aside / CONTENTS, json.dumps(_contents(aside), indent=1))
     write_synced(aside / STATE, json.dumps(state.to_json(), indent=1))
     old = root / f".{final.name}.old"
     shutil.rmtree(old, ignore_errors=True)

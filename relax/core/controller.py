@@ -16,11 +16,19 @@ from typing import Any, Protocol
 from relax.components.messages import Roles
 from relax.config.run import RunConfig
 from relax.core.build import algorithm_options, tables
-from relax.core.checkpoint import RunState, first_rollout, latest_checkpoint
 from relax.core.critical_path import critical_path
 from relax.core.engine_keeper import EngineKeeper, EnginePool, KeeperSettings
 from relax.core.prompt_order import PromptOrder
-from relax.core.run_folder import RunFolder, add_facts, choose_folder, exactness, new_run_id, write_description
+from relax.core.resume import Resumption, find_resumption, resume, set_results_aside
+from relax.core.run_folder import (
+    RunFolder,
+    add_facts,
+    choose_folder,
+    exactness,
+    new_run_id,
+    result_folder,
+    write_description,
+)
 from relax.core.step_metrics import StepMetrics
 from relax.core.training_loop import LoopSettings, TrainingLoop
 from relax.distributed.checkpoint_service.base import WeightManifest
@@ -29,7 +37,7 @@ from relax.schedule.clock import Clock, RealClock
 from relax.schedule.journal import FLUSH_INTERVAL_S, FileJournal, Journal
 from relax.schedule.scheduler import GateSettings, Scheduler
 from relax.utils.console import Progress
-from relax.utils.errors import ConfigError, InfrastructureError, InternalError, RelaxError
+from relax.utils.errors import ConfigError, DataError, InfrastructureError, InternalError, RelaxError, UserCodeError
 from relax.utils.http_utils import close_session
 from relax.utils.lock import RunLock
 from relax.utils.metrics import BackgroundSink, JsonlSink, Sink, TensorBoardSink, WandbSink
@@ -38,6 +46,8 @@ from relax.utils.owned_folder import owned_folder, remove_abandoned
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# What ends a run and leaves the weights as good as they were: a signal, the machine, the user's data or code.
+SAVES_AT_EXIT = (asyncio.CancelledError, InfrastructureError, DataError, UserCodeError, OSError)
 
 
 class Deployment(Protocol):
@@ -174,7 +184,9 @@ class Run:
         check_determinism(self.config, exact, reason)
 
     async def end(self, reason: str, failed: BaseException | None) -> None:
-        """Take everything down, then raise `failed`, or else the first error of the shutdown."""
+        """Save what can be saved, take everything down, raise `failed`, or else the first error of the shutdown."""
+        if isinstance(failed, SAVES_AT_EXIT):
+            await self._save_at_exit()
         if failed is None and self.loop is not None and self.loop.stop_requested:
             reason = "stopped_by_service"
         for step in (lambda: self._end_journal(reason), self._end_metrics, self.deployment.stop, close_session):
@@ -185,6 +197,19 @@ class Run:
                 failed = failed or error
         if failed is not None:
             raise failed
+
+    async def _save_at_exit(self) -> None:
+        """A checkpoint of the last finished rollout, if that works in time; why not is told, and `failed` stays."""
+        limit = self.config.checkpoint.exit_save_timeout
+        if self.loop is None or not limit:
+            return
+        try:
+            async with asyncio.timeout(limit):
+                await self.loop.save_at_exit()
+        except TimeoutError:
+            logger.error("no checkpoint at the end: not written within --exit-save-timeout %g s", limit)
+        except Exception:  # the log is told; the error that ends the run is another one, and what follows must stop
+            logger.exception("no checkpoint at the end")
 
     async def _end_journal(self, reason: str) -> None:
         self.journal.append(ev.Ended(reason))
@@ -228,11 +253,14 @@ async def make_loop(
     """The loop with its scheduler, either fresh or at the checkpoint that `--load` names."""
     rows, digest = await roles.rollout.dataset()
     num_rollouts = config.num_rollouts(rows)
+    resumption = find_resumption(config.checkpoint.load, config.rollout.start_rollout_id, digest)
+    if resumption is not None and resumption.run.root == folder.root:
+        set_results_aside(result_folder(config, folder), folder.metrics / "metrics.jsonl", resumption.first)
     scheduler = Scheduler(gate_settings(config, num_rollouts))
     order = PromptOrder(rows, seed=config.rollout.rollout_seed, shuffle=config.rollout.rollout_shuffle)
     progress = Progress(num_rollouts, now=clock.now)
     metrics = StepMetrics(
-        make_sinks(config, folder),
+        make_sinks(config, folder, resumption),
         clock,
         on_step=progress.step,
         on_eval=lambda version, values: progress.message(eval_text(version, values)),
@@ -249,39 +277,9 @@ async def make_loop(
             num_rollouts,
         )
     )
-    await resume(loop, config)
+    if resumption is not None:
+        await resume(loop, resumption)
     return loop
-
-
-async def resume(loop: TrainingLoop, config: RunConfig) -> None:
-    """Go on at the checkpoint below `--load`; without a tracker there, start fresh."""
-    found = latest_checkpoint(Path(config.checkpoint.load)) if config.checkpoint.load else None
-    first = first_rollout(config.rollout.start_rollout_id, found[1] if found else None)
-    if found is None:
-        return
-    folder, state = found
-    check_dataset(state, loop.dataset_digest)
-    await loop.roles.actor.load(str(folder / "model"))
-    loop.order.drawn = state.prompts_drawn
-    loop.order.postponed = state.draw_again
-    loop.digest = state.digest
-    loop.metrics.num_steps = state.optimizer_steps
-    await loop.roles.rollout.set_step(first)
-    restored = await loop.roles.rollout.restore(state.finished_groups, str(RunFolder(folder.parent).trace))
-    orders = (*(stored.order for stored in state.finished_groups), *state.open_groups)
-    loop.decide(ev.Resumed(first - 1, state.next_group, tuple(order.group for order in orders)))
-    loop.take_back(state, restored)
-    print(f"resumed from {folder}: {state.rollout_id + 1} rollouts are contained", flush=True)
-    if first != state.rollout_id + 1:
-        logger.warning("--start-rollout-id %d replaces the checkpoint's %d", first, state.rollout_id + 1)
-
-
-def check_dataset(state: RunState, digest: str) -> None:
-    if state.dataset_digest != digest:
-        raise ConfigError(
-            f"--load: the checkpoint was reading a data set with digest {state.dataset_digest}, --prompt-data now has "
-            f"{digest}: content, order or slice has changed. Give the same data, or start a new run with --ref-load"
-        )
 
 
 def gate_settings(config: RunConfig, num_rollouts: int) -> GateSettings:
@@ -332,14 +330,15 @@ def keeper_settings(config: RunConfig) -> KeeperSettings:
     )
 
 
-def make_sinks(config: RunConfig, folder: RunFolder) -> list[Sink]:
+def make_sinks(config: RunConfig, folder: RunFolder, resumption: Resumption | None) -> list[Sink]:
     """Where metrics go; each in a thread of its own, so that none can hold up training."""
     section = config.logging
     sinks: list[Sink] = [BackgroundSink(JsonlSink(folder.metrics / "metrics.jsonl"), name="jsonl")]
     if section.use_tensorboard:
         root = Path(section.tb_project_name) if section.tb_project_name else folder.tensorboard
         name = section.tb_experiment_name
-        sinks.append(BackgroundSink(TensorBoardSink(root / name if name else root), name="tensorboard"))
+        first = None if resumption is None else resumption.first
+        sinks.append(BackgroundSink(TensorBoardSink(root / name if name else root, first), name="tensorboard"))
     if section.use_wandb:
         sink = WandbSink(
             project=section.wandb_project or "relax",

@@ -270,8 +270,10 @@ class RayDeployment:
     async def watch(self) -> None:
         """Raise when a process that the run needs has died; cancelled when the run ends."""
         assert self._router is not None
+        assert self._bus is not None
         try:
             async with asyncio.TaskGroup() as watching:
+                watching.create_task(self._bus.watch())
                 watching.create_task(self._watch_router(self._router))
                 for name in self._workers:
                     if not name.startswith("engine-"):

@@ -14,7 +14,6 @@ from relax.components.rollout import PostProcess, SampleFilter
 from relax.config.evaluation import EvalDataset
 from relax.config.run import RunConfig
 from relax.core.build import media_options
-from relax.core.run_folder import RunFolder
 from relax.data.chat import Overlong, OverlongPrompt, PreparedPrompt, PromptBuilder
 from relax.data.datasets import PromptDataset, RawRow, open_dataset
 from relax.data.media.processing import MediaProcessor
@@ -42,12 +41,6 @@ def open_prompts(config: RunConfig) -> PromptDataset:
         prefetch_rows=data.prefetch_max_cached,
         prefetch_workers=data.prefetch_num_workers,
     )
-
-
-def result_folder(config: RunConfig, folder: RunFolder) -> Path | None:
-    """Where results go: `rollout_result/` is made below it. An empty --rollout-result-dir writes none."""
-    given = config.logging.rollout_result_dir
-    return folder.root if given is None else Path(given) if given else None
 
 
 def sample_filter(config: RunConfig, args: Any) -> SampleFilter | None:

@@ -50,6 +50,12 @@ class RunFolder:
         return self.logs / f"{name}-{incarnation}.log"
 
 
+def result_folder(config: RunConfig, folder: RunFolder) -> Path | None:
+    """Where results go: `rollout_result/` is made below it. An empty --rollout-result-dir writes none."""
+    given = config.logging.rollout_result_dir
+    return folder.root if given is None else Path(given) if given else None
+
+
 def new_run_id() -> str:
     return uuid.uuid4().hex[:8]
 

@@ -18,7 +18,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from relax.components.messages import (
@@ -26,7 +26,6 @@ from relax.components.messages import (
     EngineStatus,
     EvalReport,
     GroupOrder,
-    ReleasedGroup,
     ReleaseReport,
     Roles,
     RolloutReport,
@@ -35,15 +34,17 @@ from relax.components.messages import (
     TrainTask,
     partition_of,
 )
-from relax.core.checkpoint import RunState, write_checkpoint
+from relax.core.checkpoint import REFERENCE, RunState, write_checkpoint
 from relax.core.prompt_order import PromptOrder
+from relax.core.run_folder import RunFolder
 from relax.core.step_metrics import StepMetrics
 from relax.distributed.checkpoint_service.base import WeightManifest
+from relax.distributed.trace import sync_files
 from relax.schedule import events as ev
 from relax.schedule.clock import Clock
-from relax.schedule.journal import Journal
+from relax.schedule.journal import Journal, end_of_journal
 from relax.schedule.scheduler import Scheduler
-from relax.utils.errors import EngineLost, InfrastructureError, WeightSyncError
+from relax.utils.errors import EngineLost, InfrastructureError, RelaxError, WeightSyncError
 from relax.utils.faults import pause_at
 
 logger = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ class TrainingLoop:
     _taken: int = -1  # the last rollout that training took
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _bound: asyncio.Queue[ReleaseReport] = field(default_factory=asyncio.Queue)
+    _reference_version: int = 0  # weight version of the reference
     _eval: asyncio.Task[None] | None = None
     _last_saved: int = -1
     _training: bool = False  # the train loop has a rollout in hand
@@ -125,7 +127,10 @@ class TrainingLoop:
         self.scheduler.apply(event)
 
     def take_back(self, state: RunState, restored: Sequence[AcceptedGroup]) -> None:
-        """The open groups of a checkpoint: `restored` ones are finished, the others are generated again."""
+        """Go on where a checkpoint was written: `restored` open groups are finished, others are generated again."""
+        self.order.drawn, self.order.postponed = state.prompts_drawn, state.draw_again
+        self.digest, self.metrics.num_steps = state.digest, state.optimizer_steps
+        self._last_saved, self._reference_version = self.scheduler.stepped - 1, state.reference_version
         stored = {group.order.group: group for group in state.finished_groups}
         for accepted in restored:
             group = stored.pop(accepted.group)
@@ -297,15 +302,19 @@ class TrainingLoop:
         self.stop_requested |= any(answer.stop_requested for answer in (report, advantages, *scored))
         if self._deterministic:
             await self._exhausted()
-        self.digest = chain_digest(self.digest, groups)
-        self.decide(ev.Stepped(rollout_id, self.digest))
-        for group in groups:
-            self._orders.pop(group.group, None)
-            self._finished.pop(group.group, None)
+        self._step(rollout_id)
         self.journal.append(trained_event(report, advantages.divisors))
         self.journal.append(ev.Timing("train", rollout_id, started, self.clock.now() - started))
         self.metrics.trained(release, advantages, report)
         await self.roles.rollout.drop(partition_of(rollout_id))
+
+    def _step(self, rollout_id: int) -> None:
+        """The weights contain the rollout: its groups are done with."""
+        groups = sorted(self.scheduler.bound[rollout_id])
+        self.digest = chain_digest(self.digest, [(group, self._finished[group].entry.digest) for group in groups])
+        self.decide(ev.Stepped(rollout_id, self.digest))
+        for group in groups:
+            del self._orders[group], self._finished[group]
 
     def _take(self, rollout_id: int) -> None:
         if self._taken < rollout_id:
@@ -335,6 +344,8 @@ class TrainingLoop:
         await self._tell_versions(manifest)
         if self.roles.actor_fwd is not None and version > 0:
             await self.roles.actor_fwd.load_version(manifest)
+        if version > self._reference_version and self._is_due(version - 1, self.settings.update_weights_interval):
+            await self._refresh_reference(manifest)  # a checkpoint that was written before its version was published
         if self.settings.mode == "colocate":
             await self.roles.actor.offload()
         if self.settings.eval_interval and self.settings.eval_before_train and version == 0:
@@ -358,9 +369,7 @@ class TrainingLoop:
         self._published(manifest)
         if self.roles.actor_fwd is not None:
             await self.roles.actor_fwd.load_version(manifest)
-        interval = self.settings.ref_update_interval
-        if interval and version % interval == 0:
-            await self._refresh_reference(manifest)
+        await self._refresh_reference(manifest)
         if shared:
             await self.roles.actor.offload()
             await self.roles.rollout.onload(("weights",))
@@ -391,10 +400,16 @@ class TrainingLoop:
             await self.on_versions(manifest, dict(self.scheduler.engines))
 
     async def _refresh_reference(self, manifest: WeightManifest) -> None:
+        interval = self.settings.ref_update_interval
+        if not interval or manifest.version % interval:
+            return
         if self.roles.reference is not None:
             await self.roles.reference.load_version(manifest)
         elif self.settings.actor_scores_reference:
             await self.roles.actor.refresh_reference()
+        else:
+            return
+        self._reference_version = manifest.version
 
     async def _usable(self, statuses: tuple[EngineStatus, ...]) -> list[EngineStatus]:
         """Engines that took the version; one that did not gets no new work from now on."""
@@ -440,6 +455,35 @@ class TrainingLoop:
         if self.settings.save_hf and (last or (interval and self._is_due(rollout_id, interval))):
             await self.roles.actor.export_hf(self.settings.save_hf.replace("{rollout_id}", str(rollout_id)))
 
+    async def save_at_exit(self) -> None:
+        """After a failure or a signal: a checkpoint of the last rollout that is whole in the trainer's weights."""
+        if self.settings.save_dir is None:
+            return
+        settled = await self.roles.actor.settle()
+        if settled.contained is None:
+            logger.warning("no checkpoint at the end: stopped inside the training of %d", self.scheduler.stepped)
+            return
+        interval = self.settings.save_interval
+        if self.scheduler.settings.deterministic and (not interval or settled.contained % interval):
+            logger.info("no checkpoint at the end: a deterministic run is saved where nothing is being generated")
+            return
+        if settled.contained == self.scheduler.stepped + 1:  # its report did not arrive any more
+            self._step(self.scheduler.stepped)
+            self.metrics.num_steps = settled.num_steps
+        if self._last_saved >= settled.contained - 1:
+            return
+        if settled.asleep:
+            await self._wake_actor()
+        await self.save(settled.contained - 1)
+
+    async def _wake_actor(self) -> None:
+        """Cards are shared: the engines give their memory back first, if they still can."""
+        try:
+            await self.roles.rollout.offload()
+        except RelaxError as error:  # told in the log: engines that are gone hold no memory
+            logger.warning("engines were not put to sleep before the last checkpoint: %s", error)
+        await self.roles.actor.onload()
+
     async def save(self, rollout_id: int) -> None:
         """Write a checkpoint that contains rollouts 0 .. rollout_id."""
         assert self.settings.save_dir is not None
@@ -457,12 +501,32 @@ class TrainingLoop:
             optimizer_steps=self.metrics.num_steps,
             draw_again=self.order.postponed,
             finished_groups=finished,
+            reference_version=self._reference_version,
         )
-        path = await write_checkpoint(self.settings.save_dir, state, self.roles.actor.save)
+        positions = {"driver": self.journal.next_seq, "rollout": await self._sync_rollout(finished)}
+        path = await write_checkpoint(self.settings.save_dir, replace(state, journal=positions), self._save_roles)
         self.decide(ev.Checkpointed(rollout_id, str(path)))
         self._last_saved = rollout_id
         self.metrics.saved(self.clock.now() - started)
         logger.info("checkpoint written rollout=%d path=%s", rollout_id, path)
+
+    async def _save_roles(self, folder: str) -> None:
+        """The roles that hold what training goes on from: the actor, and whoever holds a refreshed reference."""
+        reference = str(Path(folder).with_name(REFERENCE)) if self._reference_version else None
+        await self.roles.actor.save(folder, reference if self.roles.reference is None else None)
+        if reference is not None and self.roles.reference is not None:
+            await self.roles.reference.save(reference)
+
+    async def _sync_rollout(self, finished: Sequence[StoredGroup]) -> int:
+        """Trace and journal of what the checkpoint refers to are on disk; returns the end of that journal."""
+        files = tuple(stored.accepted.entry.file for stored in finished)
+        try:
+            return await self.roles.rollout.sync(files)
+        except InfrastructureError as error:  # told in the log: what the dead process had written is still there
+            logger.warning("the rollout role is gone, its files are read: %s", error)
+            folder = RunFolder(self.settings.save_dir)  # type: ignore[arg-type]
+            sync_files(folder.trace, files)
+            return end_of_journal(folder.journal / "rollout.jsonl")
 
     def _finished_groups(self) -> tuple[StoredGroup, ...]:
         """Groups in the trace that no trained rollout contains: bound ones first, then in completion order."""
@@ -484,9 +548,9 @@ class TrainingLoop:
             self._changed.notify_all()
 
 
-def chain_digest(digest: str, groups: tuple[ReleasedGroup, ...]) -> str:
-    """The digest of everything trained so far: one hash over the previous one and this rollout's groups."""
-    text = digest + "".join(f"|{g.group}:{g.digest}" for g in groups)
+def chain_digest(digest: str, groups: Sequence[tuple[int, str]]) -> str:
+    """The digest of everything trained so far: one hash over the previous one and this rollout's (group, digest)."""
+    text = digest + "".join(f"|{group}:{own}" for group, own in groups)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -46,6 +46,8 @@ class Resumed(Event):
     rollout_id: int
     next_group: int
     readmit: tuple[int, ...] = ()  # groups admitted before and not contained in the checkpoint
+    # {writer: (first, end)}: lines of this run folder, by sequence, that came after the checkpoint and count no more
+    undone: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -268,6 +270,8 @@ def from_json(data: dict[str, Any]) -> Event | None:
         return None
     known = {f.name for f in fields(cls)}
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known}
+    if cls is Resumed:
+        values["undone"] = {writer: tuple(lines) for writer, lines in values.get("undone", {}).items()}
     if cls is Rewarded:
         values["rewards"] = tuple(math.nan if reward is None else reward for reward in values["rewards"])
     return cls(**values)

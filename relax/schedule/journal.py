@@ -21,9 +21,16 @@ FLUSH_INTERVAL_S = 0.05
 
 
 class Journal(Protocol):
+    first_seq: int  # of this incarnation
+
+    @property
+    def next_seq(self) -> int:
+        """What the next event will get; those below it are in."""
+        ...
+
     def append(self, event: ev.Event) -> int: ...
 
-    def flush(self) -> None: ...
+    def flush(self, sync: bool = False) -> None: ...
 
     def close(self) -> None: ...
 
@@ -31,14 +38,20 @@ class Journal(Protocol):
 class MemoryJournal:
     """The journal of inline runs and tests."""
 
+    first_seq = 0
+
     def __init__(self) -> None:
         self.events: list[ev.Event] = []
+
+    @property
+    def next_seq(self) -> int:
+        return len(self.events)
 
     def append(self, event: ev.Event) -> int:
         self.events.append(event)
         return len(self.events) - 1
 
-    def flush(self) -> None:
+    def flush(self, sync: bool = False) -> None:
         pass
 
     def close(self) -> None:
@@ -51,10 +64,14 @@ class FileJournal:
     def __init__(self, folder: Path, writer: str, *, incarnation: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{writer}.jsonl"
-        self._next = _repair_tail(self.path)
+        self._next = self.first_seq = _repair_tail(self.path)  # of this incarnation
         self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
         self._write({"schema": ev.SCHEMA, "writer": writer, "incarnation": incarnation})
         self.flush()
+
+    @property
+    def next_seq(self) -> int:
+        return self._next
 
     def append(self, event: ev.Event) -> int:
         seq, self._next = self._next, self._next + 1
@@ -86,8 +103,18 @@ def _repair_tail(path: Path) -> int:
     if len(whole) < len(data):
         with open(path, "r+b") as file:
             file.truncate(len(whole))
-    sequence = [line["seq"] for line in map(json.loads, whole.splitlines()) if "seq" in line]
+    return _next_sequence(whole)
+
+
+def _next_sequence(whole_lines: bytes) -> int:
+    sequence = [line["seq"] for line in map(json.loads, whole_lines.splitlines()) if "seq" in line]
     return max(sequence, default=-1) + 1
+
+
+def end_of_journal(path: Path) -> int:
+    """The next sequence number of a file that another process writes, or wrote until it died; 0 without a file."""
+    data = path.read_bytes() if path.exists() else b""
+    return _next_sequence(data[: data.rfind(b"\n") + 1])
 
 
 def read_journal(path: Path) -> Iterator[tuple[int, ev.Event]]:
@@ -106,3 +133,17 @@ def read_journal(path: Path) -> Iterator[tuple[int, ev.Event]]:
             event = ev.from_json(line)
             if event is not None:
                 yield line["seq"], event
+
+
+def read_surviving(folder: Path) -> dict[str, list[tuple[int, ev.Event]]]:
+    """{writer: its (sequence, event)} of a run as it stands: without what a resume at a checkpoint has undone."""
+    lines = {path.stem: list(read_journal(path)) for path in sorted(folder.glob("*.jsonl"))}
+    undone: dict[str, list[range]] = {}
+    for _, event in lines.get("driver", ()):
+        if isinstance(event, ev.Resumed):
+            for writer, (first, end) in event.undone.items():
+                undone.setdefault(writer, []).append(range(first, end))
+    return {
+        writer: [(seq, event) for seq, event in found if not any(seq in gap for gap in undone.get(writer, ()))]
+        for writer, found in lines.items()
+    }

@@ -8,6 +8,7 @@ RelaxError
   Divergence         4  run      NaN or infinite loss or gradient
   InfrastructureError 5 role
     BusTimeout       5  request
+    BusLost          5  run
     EngineLost       5  request
     WeightSyncError  5  request
     RoleLost         5  role
@@ -86,6 +87,12 @@ class BusTimeout(InfrastructureError):
     """The bus did not deliver in time. The message names partition, table, uids and the producer that owes them."""
 
     retry: Retry = "request"
+
+
+class BusLost(InfrastructureError):
+    """A process of the data bus has died, and the rows with it. The run ends; a resume refills it from the trace."""
+
+    retry: Retry = "run"
 
 
 class EngineLost(InfrastructureError):

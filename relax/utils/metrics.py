@@ -234,11 +234,17 @@ class JsonlSink:
 
 
 class TensorBoardSink:
-    """Event files in `folder`, written by tensorboard itself: no torch in the process that logs."""
+    """Event files in `folder`, written by tensorboard itself: no torch in the process that logs.
 
-    def __init__(self, folder: Path) -> None:
+    A run that goes on at step `resumed_at` lets readers forget what an earlier file says about that step and later.
+    """
+
+    def __init__(self, folder: Path, resumed_at: int | None = None) -> None:
         try:
-            from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+            from tensorboard.compat.proto.event_pb2 import (  # pyright: ignore[reportAttributeAccessIssue]
+                Event,
+                SessionLog,
+            )
             from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
@@ -247,6 +253,8 @@ class TensorBoardSink:
             ) from error
         self._event, self._summary = Event, Summary
         self._writer = EventFileWriter(str(folder))
+        if resumed_at is not None:
+            self._writer.add_event(Event(step=resumed_at, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         import time  # an event's wall time is an observation: nothing is ordered by it

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +16,11 @@ import pytest
 from benchmarks.simulation.checker import of_kind, trace_blocks, violations
 from benchmarks.simulation.plan import Plan
 from benchmarks.simulation.twins import NUM_ROWS, MemoryDataset
-from benchmarks.simulation.world import World
+from benchmarks.simulation.world import Crash, World
+from relax.components.messages import TrainReport, TrainTask
+from relax.components.trained import prompt_hash, read_trained
 from relax.core.checkpoint import RunState, latest_checkpoint
-from relax.core.controller import resume
+from relax.core.resume import find_resumption, resume
 from relax.schedule import events as ev
 from relax.schedule.clock import run_virtual
 from relax.utils.errors import ConfigError
@@ -28,12 +30,10 @@ PLAN = Plan(seed=11, batch=2, rollouts=6, staleness=1, save_interval=2, slow_req
 
 
 def loader(folder: Path):
-    config = SimpleNamespace(
-        checkpoint=SimpleNamespace(load=str(folder)), rollout=SimpleNamespace(start_rollout_id=None)
-    )
-
     async def load(world: World) -> None:
-        await resume(world.loop, config)
+        resumption = find_resumption(str(folder), None, world.dataset.digest)
+        if resumption is not None:
+            await resume(world.loop, resumption)
 
     return load
 
@@ -175,6 +175,69 @@ def test_what_over_sampling_dropped_is_drawn_again_after_a_resume_as_well(tmp_pa
     final = Counter(order(state.prompts_drawn))
     # whatever was drawn is trained, waits to be drawn again, or is open
     assert used + prompts_waiting(state) == final
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("seconds", [15.0, 31.0, 47.0, 63.0, 79.0, 95.0])
+def test_a_run_that_is_stopped_anywhere_saves_what_is_finished(seconds: float, staleness: int, tmp_path: Path):
+    plan = replace(PLAN, staleness=staleness, save_interval=100)
+
+    async def stop_in_time(world: World) -> None:
+        run = world.loop.run
+
+        async def stopped() -> None:
+            try:
+                async with asyncio.timeout(seconds):
+                    await run()
+            except TimeoutError:
+                await world.loop.save_at_exit()
+                raise Crash from None
+
+        world.loop.run = stopped
+
+    first = run_virtual(World(plan, tmp_path).run(stop_in_time))
+    # every rollout that the trainer has finished is in the checkpoint, also one whose report was still on its way
+    contained = first.backend.num_steps
+    assert len(of_kind(first.journal.events, ev.Stepped)) == contained
+    found = latest_checkpoint(tmp_path)
+    assert (found is None) == (contained == 0)
+    if found is not None:
+        assert (found[1].rollout_id + 1, found[1].optimizer_steps) == (contained, contained)
+    second = World(plan, tmp_path)
+    run_virtual(second.run(loader(tmp_path)))
+    trained = trained_prompts(first, range(contained)) + trained_prompts(second, range(contained, 6))
+    assert trained == Counter(order(12))
+    # what the trainer says it was given, from the first rollout to the last; row n is the prompt [n + 1, 2, n + 1]
+    _, state = latest_checkpoint(tmp_path)
+    assert state.rollout_id == 5
+    records = read_trained(tmp_path / "iter_0000005/model")
+    rows = {prompt_hash(np.array([row + 1, 2, row + 1])): row for row in range(NUM_ROWS)}
+    assert Counter(rows[int(prompt)] for prompt in records["prompt"]) == Counter(row for _, row in order(12))
+    assert records["rollout"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert len(set(records["group"].tolist())) == 12
+
+
+def test_the_chain_of_digests_of_a_rollout_whose_report_was_lost_goes_on(tmp_path: Path):
+    plan = replace(PLAN, staleness=0)
+    whole = run_virtual(World(plan, tmp_path / "whole").run())
+    lost = World(plan, tmp_path / "lost")
+
+    async def lose_the_report(world: World) -> None:
+        train = world.actor.train
+
+        async def trains_and_vanishes(task: TrainTask) -> TrainReport:
+            report = await train(task)
+            if task.rollout_id == 2:
+                await world.loop.save_at_exit()
+                raise Crash
+            return report
+
+        world.actor.train = trains_and_vanishes
+
+    run_virtual(lost.run(lose_the_report))
+    _, state = latest_checkpoint(tmp_path / "lost")
+    assert state.rollout_id == 2
+    assert state.digest == of_kind(whole.journal.events, ev.Stepped)[2].digest
 
 
 def test_a_resumed_run_keeps_every_promise_of_its_own(tmp_path: Path):

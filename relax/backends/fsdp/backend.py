@@ -424,9 +424,13 @@ class FsdpBackend:
             shard.master.data.copy_(data)
             shard.publish()
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, tag: str = "actor") -> None:
         _ = self.model
-        checkpoint.save_checkpoint(folder, self._shards, self._adam, self.ranks)
+        current = self._swap(tag)
+        try:
+            checkpoint.save_checkpoint(folder, self._shards, self._adam if tag == "actor" else None, self.ranks)
+        finally:
+            self._restore(current)
 
     def load(self, folder: Path, *, optimizer: bool = True) -> None:
         _ = self.model

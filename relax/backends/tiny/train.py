@@ -204,10 +204,11 @@ class TinyTrain:
     def gather(self, value: Any) -> list[Any]:
         return [value]
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, tag: str = "actor") -> None:
         self._awake()
         folder.mkdir(parents=True, exist_ok=True)
-        np.savez(folder / CHECKPOINT, table=self.table, num_steps=self.num_steps)
+        table = self.table if tag == "actor" else self._kept[tag]
+        np.savez(folder / CHECKPOINT, table=table, num_steps=self.num_steps)
 
     def load(self, folder: Path, *, optimizer: bool = True) -> None:
         self._awake()

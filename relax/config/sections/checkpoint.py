@@ -30,6 +30,12 @@ class CheckpointConfig(Section):
         help="Rollouts between two checkpoints (optimizer steps in SFT); the last is always written.",
         check=at_least(1),
     )
+    exit_save_timeout: float = flag(
+        120.0,
+        help="Seconds that a run which a signal or a failure ends may take for a checkpoint of its last finished "
+        "rollout; 0 writes none.",
+        check=at_least(0),
+    )
     save_hf: str | None = flag(
         None,
         help="Folder of a Hugging Face export, made when checkpoints are; {rollout_id} becomes the round's number.",

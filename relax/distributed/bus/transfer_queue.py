@@ -28,11 +28,11 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from relax.distributed.bus.base import Block, BusConflict, decode_block, encode_block
 from relax.distributed.bus.checks import check_block, describe_missing, dropped, known_table
-from relax.utils.errors import BusTimeout, InfrastructureError
+from relax.utils.errors import BusLost, BusTimeout, InfrastructureError
 
 if TYPE_CHECKING:
     from transfer_queue.client import AsyncTransferQueueClient
@@ -56,6 +56,7 @@ CONTROLLER, NAMESPACE, STORAGE_UNIT = "TransferQueueController", "transfer_queue
 DROPPED = "dropped"  # the key that fences a partition; uids are decimal, so it is no uid
 FIELD = "block"
 CALL_TIMEOUT_S = 30.0  # one call to TransferQueue: above the 2 x 5 s + 2 s of its own storage time-outs
+WATCH_S = 1.0  # between two looks at whether the actors live
 CHUNK_BYTES = 64 << 20  # payload of one storage request
 FENCES_KEPT = 256  # dropped partitions that are remembered
 # A waiting reader looks up after this fraction of the time waited so far, within these bounds. A question to
@@ -133,6 +134,20 @@ class TransferQueueOwner:
                 ray.get(actor.__ray_ready__.remote(), timeout=timeout_s)
             except (ValueError, ray.exceptions.RayError) as error:
                 raise InfrastructureError(f"{name} does not answer: {type(error).__name__}: {error}") from error
+
+    async def watch(self) -> NoReturn:
+        """Raise BusLost once one of the actors has died. A busy one is waited for."""
+        import ray
+
+        actors = {name: ray.get_actor(name, namespace=namespace) for name, namespace in self._actor_names()}
+        while True:
+            for name, actor in actors.items():
+                try:
+                    await actor.__ray_ready__.remote()
+                except ray.exceptions.RayActorError as error:
+                    reason = str(error).splitlines()[0]
+                    raise BusLost(f"{name} of the data bus died: {reason}; go on with --load") from None
+            await asyncio.sleep(WATCH_S)
 
     def restart(self) -> Attachment:
         """Stop what is left and start anew under a new incarnation. Blocking."""

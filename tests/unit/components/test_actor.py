@@ -12,7 +12,8 @@ from relax.backends.base import ModelSpec, OptimizerSpec, Term, TokenBatch
 from relax.backends.tiny.train import TinyTrain
 from relax.backends.tiny.weights import MemoryPublisher, WeightStore
 from relax.components.actor import Actor
-from relax.components.messages import PRODUCERS, ReleasedGroup, TrainTask
+from relax.components.messages import PRODUCERS, ReleasedGroup, Settled, TrainTask
+from relax.components.trained import prompt_hash, read_trained
 from relax.components.training_data import BatchSettings
 from relax.data.columns import group_columns
 from relax.distributed.bus.base import Block
@@ -44,6 +45,48 @@ class SumLoss:
 
 def log_prob(table: np.ndarray, last: int, token: int) -> float:
     return float(table[last, token] - np.log(np.exp(table[last]).sum()))
+
+
+async def test_a_settled_actor_says_what_its_weights_contain(tmp_path: Path):
+    actor, _, groups, _ = await actor_with({2: [3], 5: [4]})
+    assert await actor.settle() == Settled(0, 0, asleep=False)
+    await actor.train(task(groups, (1.0, 1.0)))
+    assert await actor.settle() == Settled(1, 2, asleep=False)
+    actor._backend.step(1.0)  # as if it had been stopped after the first of two optimizer steps
+    assert await actor.settle() == Settled(None, 3, asleep=False)
+    await actor.offload()
+    assert (await actor.settle()).asleep
+
+
+async def test_a_checkpoint_holds_what_was_trained_and_a_load_goes_on_from_there(tmp_path: Path):
+    actor, _, groups, _ = await actor_with({2: [3], 5: [4]})
+    await actor.train(task(groups, (1.0, 1.0)))
+    await actor.save(str(tmp_path))
+    rows = read_trained(tmp_path)
+    assert rows["group"].tolist() == [2, 5]
+    assert rows["samples"].tolist() == [1, 1]
+    assert rows["prompt"].tolist() == [prompt_hash(np.array([0, 1]))] * 2
+    other, _, groups, _ = await actor_with({7: [3], 9: [4]})
+    await other.load(str(tmp_path), 1)
+    assert await other.settle() == Settled(1, 2, asleep=False)
+    await other.train(task(groups, (1.0, 1.0)))
+    await other.save(str(tmp_path))
+    assert read_trained(tmp_path)["group"].tolist() == [2, 5, 7, 9]
+
+
+async def test_a_refreshed_reference_is_saved_and_loaded_with_the_actor(tmp_path: Path):
+    actor, _, groups, _ = await actor_with({2: [3]}, keep_reference=True)
+    await actor.train(task(groups, (1.0,)))
+    await actor.refresh_reference()
+    reference = actor._backend.table.copy()
+    await actor.train(task(groups, (1.0,)))
+    assert (actor._backend.table != reference).any()
+    await actor.save(str(tmp_path / "model"), str(tmp_path / "reference"))
+    other, _, _, _ = await actor_with({2: [3]}, keep_reference=True)
+    await other.load(str(tmp_path / "model"), 2, str(tmp_path / "reference"))
+    assert (other._backend._kept["ref"] == reference).all()
+    assert (other._backend.table == actor._backend.table).all()
+    assert other._backend.num_steps == 2
 
 
 async def actor_with(groups: dict[int, list[int]], *, engine_log_prob: float = -1.0, **options):
@@ -182,5 +225,5 @@ async def test_a_sleeping_actor_refuses_to_train_and_to_save(tmp_path: Path):
     await actor.save(str(tmp_path))
     table = actor._backend.table.copy()
     await actor.train(task(groups, (1.0,)))
-    await actor.load(str(tmp_path))
+    await actor.load(str(tmp_path), 0)
     assert (actor._backend.table == table).all()

@@ -79,11 +79,40 @@ def test_no_tracker_means_no_checkpoint(tmp_path: Path):
 async def test_a_tracker_that_names_nothing_whole_is_an_error_with_the_flag(tmp_path: Path):
     path = await write_checkpoint(tmp_path, state(3), saver("three"))
     (path / STATE).unlink()
-    with pytest.raises(ConfigError, match=r"--load .*: latest_checkpointed_iteration.txt names iter_0000003, which"):
+    with pytest.raises(
+        ConfigError,
+        match=r"--load .*\.txt names iter_0000003, which .* has no run_state",
+    ):
         latest_checkpoint(tmp_path)
     (tmp_path / TRACKER).write_text("release")
     with pytest.raises(ConfigError, match="holds 'release', expected the number of a rollout"):
         latest_checkpoint(tmp_path)
+
+
+async def test_R8_R10_a_damaged_checkpoint_is_named_and_the_older_one_taken(tmp_path: Path, caplog):
+    older = await write_checkpoint(tmp_path, state(1), saver("one"))
+    newest = await write_checkpoint(tmp_path, state(3), saver("three"))
+    for damage, said in (
+        (lambda path: path.write_text("thre3"), "model/weights has other contents than were written"),
+        (lambda path: path.write_text("thr"), "model/weights has 3 bytes, 5 were written"),
+        (lambda path: path.unlink(), "model/weights is missing"),
+    ):
+        caplog.clear()
+        damage(newest / "model" / "weights")
+        assert latest_checkpoint(tmp_path) == (older, state(1))
+        assert f"iter_0000003: {said}; going on at the older iter_0000001" in caplog.text
+    (older / "model" / "weights").unlink()
+    with pytest.raises(ConfigError, match=r"names iter_0000003, which cannot be loaded: model/weights is missing"):
+        latest_checkpoint(tmp_path)
+
+
+async def test_R10_a_checkpoint_can_be_named_itself(tmp_path: Path):
+    older = await write_checkpoint(tmp_path, state(1), saver("one"))
+    await write_checkpoint(tmp_path, state(3), saver("three"))
+    assert latest_checkpoint(older) == (older, state(1))
+    (older / "model" / "weights").unlink()
+    with pytest.raises(ConfigError, match=r"--load .*iter_0000001: model/weights is missing"):
+        latest_checkpoint(older)
 
 
 def test_a_state_of_an_older_version_is_read():

@@ -16,6 +16,7 @@ KINDS = sorted(ev.EVENTS)
 def example(kind: str) -> ev.Event:
     """An event of the kind with values of the right types."""
     values = {"int": 3, "str": "x", "float": 1.5, "bool": True, "tuple[int, ...]": (1, 2), "tuple[float, ...]": (0.5,)}
+    values |= {"Mapping[str, tuple[int, int]]": {"x": (4, 9)}}
     values |= {"tuple[str, ...]": ("3.0", "3.1"), "Mapping[str, str]": {"x": "0badcafe"}}
     values |= {"tuple[Mapping[str, Any], ...]": ({"divisor": 2.0, "sums": {"x": 0.1}},)}
     cls = ev.EVENTS[kind]

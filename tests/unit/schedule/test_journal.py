@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from relax.schedule import events as ev
-from relax.schedule.journal import FileJournal, MemoryJournal, read_journal
+from relax.schedule.journal import FileJournal, MemoryJournal, end_of_journal, read_journal, read_surviving
 from relax.utils.errors import DataError
 
 PUBLISHED, ADMITTED = ev.Published(3), ev.Admitted(7, 1, 4, 2)
@@ -128,3 +128,30 @@ def test_the_journal_in_memory_keeps_events_in_order():
     journal = MemoryJournal()
     assert [journal.append(ADMITTED), journal.append(PUBLISHED)] == [0, 1]
     assert journal.events == [ADMITTED, PUBLISHED]
+
+
+def test_lines_behind_the_cut_of_a_checkpoint_count_no_more(tmp_path: Path):
+    first = FileJournal(tmp_path, "driver")
+    for rollout_id in range(4):
+        first.append(ev.Stepped(rollout_id, "old"))
+    first.close()
+    rollout = FileJournal(tmp_path, "rollout")
+    rollout.append(ev.Rewarded(0, (1.0,)))
+    rollout.append(ev.Rewarded(1, (1.0,)))
+    rollout.close()
+    with open(first.path, "a") as file:
+        file.write('{"seq": 4, "kind": "step')  # a crash cut it
+    second = FileJournal(tmp_path, "driver")
+    assert (second.first_seq, second.next_seq, end_of_journal(rollout.path)) == (4, 4, 2)
+    # the checkpoint held two rollouts, and group 0 only
+    second.append(ev.Resumed(1, 9, (), {"driver": (2, 4), "rollout": (1, 2)}))
+    second.append(ev.Stepped(2, "new"))
+    second.close()
+    found = read_surviving(tmp_path)
+    stepped = [(e.rollout_id, e.digest) for _, e in found["driver"] if isinstance(e, ev.Stepped)]
+    assert stepped == [(0, "old"), (1, "old"), (2, "new")]
+    assert [event for _, event in found["rollout"]] == [ev.Rewarded(0, (1.0,))]
+
+
+def test_the_end_of_a_journal_that_is_not_there_is_zero(tmp_path: Path):
+    assert end_of_journal(tmp_path / "rollout.jsonl") == 0
