@@ -70,6 +70,13 @@ class EngineFleet:
         """{engine: url} in the order of joining."""
         return {name: engine.url for name, engine in self._engines.items()}
 
+    @property
+    def serving(self) -> list[str]:
+        """URLs of the engines that get requests."""
+        if self._asleep:
+            return []
+        return [engine.url for name, engine in self._engines.items() if name not in self._behind]
+
     # ------------------------------------------------------------------ joining and leaving
 
     async def add(self, name: str, url: str) -> None:

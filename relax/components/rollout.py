@@ -15,7 +15,7 @@ import numpy as np
 
 from relax.components.base import Role
 from relax.components.details import DetailsWriter
-from relax.components.elastic import EngineRequests
+from relax.components.elastic import EngineRequests, Refused
 from relax.components.engines import EngineFleet
 from relax.components.messages import (
     AcceptedGroup,
@@ -49,6 +49,7 @@ from relax.utils.types import MediaFeatures, Sample
 
 logger = logging.getLogger(__name__)
 
+UPDATE_HOLD_S = 600.0
 DUMP_DEADLINE_S = 300.0  # the columns of a trained rollout are on the bus already
 Prepare = Callable[[RawRow], Coroutine[Any, Any, PreparedPrompt]]
 SampleFilter = Callable[[Sequence[Sequence[Sample]]], None]  # with its args bound
@@ -81,6 +82,7 @@ class RolloutSettings:
     result_dir: Path | None = None  # run folder of the JSONL results; None writes none
     drop_overlong: bool = True  # leave prompts above the limit out; False ends the run
     in_order: bool = False  # groups are kept and reported in the order of their ids, and only as many as are asked for
+    router_url: str | None = None
 
 
 @dataclass
@@ -131,6 +133,7 @@ class Rollout(Role):
         self._evaluate, self._close = evaluate, close
         self._requests = engine_requests or EngineRequests(engines.names, refused="this run's engines are fixed")
         self._holds: set[str] = set()  # why generation is paused
+        self._update: asyncio.Task[None] | None = None  # ends a weight update that nobody ends
         self._overlong_in_a_row = 0  # prompts left out since the last one that fitted
         self._released: dict[str, tuple[int, ...]] = {}  # partition -> groups, for the details
         self._preparing: dict[int, asyncio.Task[None]] = {}
@@ -465,6 +468,33 @@ class Rollout(Role):
             if not self._holds:
                 self._generator.resume()
 
+    async def can_update_weights(self) -> int:
+        """1 once a rollout is whole: generation is then held until `end_weight_update`, or for ten minutes at most.
+
+        The run's own installs hold engines by themselves; this is for who changes weights from outside.
+        """
+        if self._requests.running("scale_in"):
+            raise Refused(503, "engines are leaving: ask again once the scale_in has ended")
+        if not self.step:
+            return 0
+        await self.end_weight_update()
+        self._hold("weight update")
+        self._update = asyncio.create_task(self._end_forgotten_update(), name="rollout.weight-update")
+        return 1
+
+    async def end_weight_update(self) -> None:
+        """Let generation go on. A no-op when it is not held for an update."""
+        if self._update is not None:
+            self._update.cancel()
+            self._update = None
+        self._free("weight update")
+
+    async def _end_forgotten_update(self) -> None:
+        await self._clock.sleep(UPDATE_HOLD_S)
+        logger.warning("generation goes on: no end_update_weight within %g s", UPDATE_HOLD_S)
+        self._update = None
+        self._free("weight update")
+
     # ------------------------------------------------------------------ engines that come and go
 
     async def join_engine(self, name: str, url: str, manifest: WeightManifest) -> EngineStatus:
@@ -493,6 +523,10 @@ class Rollout(Role):
 
     async def engine_order_update(self, request_id: str, changes: Mapping[str, Any]) -> None:
         self._requests.update(request_id, changes)
+
+    async def serving(self) -> dict[str, Any]:
+        """Where requests of others may be sent: {"router": url or None, "engines": urls}."""
+        return {"router": self._settings.router_url, "engines": self._engines.serving}
 
     async def scale_out(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return self._requests.scale_out(body, self._engines.names)
@@ -538,6 +572,7 @@ class Rollout(Role):
         for task in [*self._loops, *self._preparing.values(), *self._reading]:
             task.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
+        await self.end_weight_update()
         self._loops = []
         await self._generator.stop()
         if self._close is not None:

@@ -3,7 +3,7 @@
 
 /{role}/get_step, set_step, status, health   every role
 /{role}/stop_service                         every role: the run ends after the rollout in training
-/rollout/...                                 the rollout role, see rollout_door.py
+/rollout/...                                 the rollout role, see rollout_door.py; /rollout/v1/...: chat_door.py
 /dcs_coordinator/...                         membership and weight versions
 /                                            which roles there are
 """
@@ -16,6 +16,7 @@ from typing import Any
 
 from fastapi import FastAPI, HTTPException
 
+from relax.core.chat_door import add_chat_routes
 from relax.core.rollout_door import Call, add_rollout_routes
 from relax.distributed.checkpoint_service.api import build_coordinator_routes
 from relax.distributed.checkpoint_service.base import WeightManifest
@@ -37,6 +38,7 @@ def role_app(role: str, worker_name: str, namespace: str) -> Any:
     add_common_routes(http, call)
     if role == "rollout":
         add_rollout_routes(http, call)
+        add_chat_routes(http, call)
 
     @serve.deployment(name=role, num_replicas=1, ray_actor_options=DOOR_OPTIONS, max_ongoing_requests=256)
     @serve.ingress(http)

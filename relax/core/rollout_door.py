@@ -61,6 +61,16 @@ def add_engine_routes(http: FastAPI, call: Call) -> None:
         rows = [{"engine_id": name, **engine} for name, engine in found.items()]
         return {"models": {model_name: {"engines": rows}}, "total_engines": len(rows)}
 
+    @http.get("/can_do_update_weight_for_async")
+    async def can_do_update_weight_for_async() -> int:
+        """1: generation is held until /end_update_weight; 0: no rollout is whole yet."""
+        return await call("can_update_weights")
+
+    @http.get("/end_update_weight")
+    async def end_update_weight() -> dict[str, str]:
+        await call("end_weight_update")
+        return {"status": "ok"}
+
     @http.get("/recover_rollout_engines")
     async def recover_rollout_engines() -> dict[str, str]:
         """Start engines that have died again; they join with the newest weights, as /engines shows."""

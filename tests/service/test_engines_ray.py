@@ -49,6 +49,17 @@ def test_engines_join_die_come_back_and_leave_while_training_goes_on(inputs, tmp
         running.wait_for_event("stepped", 2)
         http = running.http
 
+        (model,) = call("GET", http + "/rollout/v1/models")[1]["data"]
+        chat = {"messages": [{"role": "user", "content": "What is 2 plus 3?"}], "max_tokens": 5, "ignore_eos": True}
+        status, through_router = call("POST", http + "/rollout/v1/chat/completions", {**chat, "model": model["id"]})
+        assert (status, through_router["usage"]["completion_tokens"]) == (200, 5)
+        status, direct = call("POST", http + "/rollout/v1/chat/completions", {**chat, "return_token_ids": True})
+        assert (status, len(direct["choices"][0]["response_token_ids"])) == (200, 5)
+        assert call("POST", http + "/rollout/v1/chat/completions", {"messages": []})[0] == 400
+        assert call("GET", http + "/rollout/can_do_update_weight_for_async") == (200, 1)
+        assert call("GET", http + "/rollout/status")[1]["paused"] == ["weight update"]
+        assert call("GET", http + "/rollout/end_update_weight") == (200, {"status": "ok"})
+
         status, asked = call("POST", http + "/rollout/scale_out", {"num_replicas": 2})
         assert (status, asked["status"]) == (200, "PENDING")
         assert call("POST", http + "/rollout/scale_in", {"num_replicas": 1})[0] == 409

@@ -85,6 +85,22 @@ class PromptReader:
         while len(self._by_text) > READ_PROMPTS:
             self._by_text.popitem(last=False)
 
+    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, options: Mapping[str, Any]) -> list[int]:
+        """Ids of a chat by the folder's own template, media unexpanded; the answer's start is part of them."""
+        processor = getattr(self._processor, "processor", None)
+        template = getattr(self._tokenizer, "chat_template", None) or getattr(processor, "chat_template", None)
+        if template is None:
+            raise RequestError("the model folder has no chat template; send input_ids")
+        options = {"add_generation_prompt": True, "chat_template": template, **options, "tokenize": False}
+        try:
+            with self._lock:
+                text = self._tokenizer.apply_chat_template(messages, tools=tools, **options)
+                return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        except Exception as error:  # templates raise whatever they like; the caller's messages are at fault
+            raise RequestError(
+                f"the chat template fails on these messages: {type(error).__name__}: {error}"
+            ) from error
+
     def text_of(self, ids: Sequence[int], params: SamplingParams, finish: Mapping[str, Any] | None) -> str:
         """The response as text, without the stop token or string that ended it unless `no_stop_trim`."""
         matched = (finish or {}).get("matched")

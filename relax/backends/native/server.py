@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from relax.backends.native.chat import chat_chunks
 from relax.backends.native.loop import EngineFailed
 from relax.backends.native.protocol import RequestError
 
@@ -45,6 +46,15 @@ def create_app(service: NativeService) -> Starlette:
         body = await _body(request)
         async with _aborted_on_disconnect(request) as gone:
             return _json(await service.generate(body))
+        return Response(status_code=499 if gone else 500)  # nobody reads it
+
+    async def chat(request: Request) -> Response:
+        body = await _body(request)
+        async with _aborted_on_disconnect(request) as gone:
+            call, answer = await service.chat(body)
+            if call.stream:
+                return Response(chat_chunks(call, answer), media_type="text/event-stream")
+            return _json(answer)
         return Response(status_code=499 if gone else 500)  # nobody reads it
 
     async def health(request: Request) -> Response:
@@ -140,6 +150,7 @@ def create_app(service: NativeService) -> Starlette:
     both, post = ["GET", "POST"], ["POST"]
     table: list[tuple[str, Handler, list[str]]] = [
         ("/generate", generate, post),
+        ("/v1/chat/completions", chat, post),
         ("/health", health, ["GET"]),
         ("/health_generate", health_generate, ["GET"]),
         ("/server_info", server_info, ["GET"]),

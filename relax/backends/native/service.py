@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 from relax.backends.base import PauseMode
 from relax.backends.native.batch import Response
+from relax.backends.native.chat import ChatCall, chat_answer, parse_chat
 from relax.backends.native.loop import EngineLoop
 from relax.backends.native.metrics import EngineMetrics
 from relax.backends.native.model_runner import ModelRunner
@@ -64,6 +67,19 @@ class NativeService:
             self.metrics.finished(done)
         answers = [self._answer(q, r) for q, r in zip(call.requests, responses, strict=True)]
         return answers if call.as_list else answers[0]
+
+    async def chat(self, body: Mapping[str, Any]) -> tuple[ChatCall, dict[str, Any]]:
+        """One chat completion; without a limit of its own it may fill the context."""
+        call = parse_chat(body, self._prompts.render, model=self.options.model_path)
+        if "max_new_tokens" not in call.generate["sampling_params"]:
+            (first, *_) = parse_generate(call.generate).requests
+            room = min(self.options.context_length, self.options.max_total_tokens)
+            left = room - len(await self._prompts.read(first))
+            call.generate["sampling_params"]["max_new_tokens"] = max(1, left)
+        answers = await self.generate(call.generate)
+        answers = answers if isinstance(answers, list) else [answers]
+        decode = functools.partial(self._prompts.decode, skip_special_tokens=False)
+        return call, chat_answer(call, answers, decode=decode, created=int(time.time()))
 
     async def _responses(self, requests: Sequence[GenerateRequest]) -> list[Response]:
         prompts: dict[str, Any] = {}

@@ -433,3 +433,43 @@ def test_an_idle_role_sets_no_timer(tmp_path: Path):
         return asyncio.get_running_loop().time()
 
     assert run_virtual(main()) == 1000.0
+
+
+# ---------------------------------------------------------------------- pauses
+
+
+class PausedGenerator(Generator):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+
+def test_a_weight_update_from_outside_holds_generation_until_its_end_or_ten_minutes(tmp_path):
+    async def main() -> None:
+        generator = PausedGenerator()
+        role = make_role(tmp_path, generator, clock=VirtualClock())
+        assert await role.can_update_weights() == 0  # no rollout is whole
+        await role.set_step(1)
+        assert await role.can_update_weights() == 1
+        assert (await role.status())["paused"] == ["weight update"]
+        await role.offload()
+        await role.end_weight_update()
+        assert generator.calls == ["pause"]  # the engines still sleep
+        await role.onload(("weights",))
+        await role.onload(("kv_cache",))
+        assert generator.calls == ["pause", "resume"]
+        await role.end_weight_update()
+        assert await role.can_update_weights() == 1
+        await asyncio.sleep(599.0)
+        assert generator.calls[2:] == ["pause"]
+        await asyncio.sleep(2.0)
+        assert generator.calls[2:] == ["pause", "resume"]
+        await role.stop()
+
+    run_virtual(main())
