@@ -51,6 +51,7 @@ PROCESS_ENV = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "PYTHONUNBUFFERED": "1",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # its own 5 s are too few on a busy machine
     **ENVIRONMENT,
 }
 TRAIN_PRELOAD = ("torch", "transfer_queue", "transformers")
@@ -138,6 +139,7 @@ class RayDeployment:
     async def _in_thread(self, function: Callable[[], T]) -> T:
         """Blocking start-up work. A cancelled caller leaves the thread running, so `stop` waits for it."""
         future = asyncio.get_running_loop().run_in_executor(None, function)
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # told, or no longer of interest
         self._threads.append(future)
         return await asyncio.shield(future)
 

@@ -57,7 +57,7 @@ def connect(*, namespace: str, slots: int, dashboard: bool, env: Mapping[str, st
     `env` is set for every process of the run. An `http://` RAY_ADDRESS is the address of Ray's job server, where
     `ray job submit` takes it; it names no cluster that a driver could join.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    before_import()
     _quiet_logs()
     address = os.environ.get("RAY_ADDRESS", "")
     if address.startswith("http://") or address.startswith("https://"):
@@ -71,6 +71,13 @@ def connect(*, namespace: str, slots: int, dashboard: bool, env: Mapping[str, st
         if joined is not None:
             return joined
     return _start_private(namespace, slots, dashboard, env)
+
+
+def before_import() -> None:
+    """What Ray reads when it is imported."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # A thread that still starts something when the run is stopped must fail, not start a second cluster.
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 
 
 def _quiet_logs() -> None:
