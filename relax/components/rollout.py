@@ -83,6 +83,7 @@ class RolloutSettings:
     drop_overlong: bool = True  # leave prompts above the limit out; False ends the run
     in_order: bool = False  # groups are kept and reported in the order of their ids, and only as many as are asked for
     router_url: str | None = None
+    samples_per_engine: int | None = None  # generate calls at a time for each engine; None: their number stays
 
 
 @dataclass
@@ -504,12 +505,20 @@ class Rollout(Role):
 
     async def serve_engine(self, name: str) -> None:
         await self._engines.serve(name)
+        self._resize()
         self._free("no engine")
 
     async def retire_engine(self, name: str) -> None:
         await self._engines.retire(name)
         if not self._engines.names:
             self._hold("no engine")
+        self._resize()
+
+    def _resize(self) -> None:
+        """As many generate calls at a time as the engines take that get requests."""
+        count, each = len(self._engines.serving), self._settings.samples_per_engine
+        if count and each is not None:
+            self._generator.resize(count * each)
 
     async def drain_engine(self, name: str, timeout_s: float) -> bool:
         return await self._engines.drain(name, timeout_s)

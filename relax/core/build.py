@@ -376,6 +376,7 @@ def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = 
             result_dir=result_folder(config, folder),
             drop_overlong=config.rollout.overlong_prompt != "error",
             in_order=config.cluster.deterministic,
+            samples_per_engine=config.rollout.sglang_server_concurrency or 1,
             router_url=None if shared else f"http://{wiring.router_host}:{wiring.router_port}",
         ),
         sample_filter=sample_filter(config, args),

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from relax.components.messages import EngineOrder
 from relax.core.training_loop import TrainingLoop, first_error
 from relax.schedule import events as ev
-from relax.utils.errors import EngineLost, InfrastructureError, WeightSyncError
+from relax.utils.errors import EngineLost, RelaxError, WeightSyncError
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class EngineKeeper:
                         await self._left(name, self._dead[name])
                         raise EngineLost(self._dead[name])
                     return
-                except InfrastructureError as error:
+                except RelaxError as error:  # whatever it is, the other engines go on
                     self._dead[name] = str(error)
                     logger.warning("engine did not come back engine=%s tries_left=%d error=%s", name, left, error)
                     if left:
@@ -170,7 +170,7 @@ class EngineKeeper:
             loop.decide(ev.EngineJoined(name, manifest.version))
             try:
                 await self._rollout.serve_engine(name)
-            except InfrastructureError as error:
+            except RelaxError as error:
                 await self._rollout.forget_engine(name)
                 self._journal_left(name, str(error))
                 raise
@@ -200,7 +200,7 @@ class EngineKeeper:
                 if name in self._dead:
                     await self._left(name, self._dead[name])
                     raise EngineLost(self._dead[name])
-        except (InfrastructureError, TimeoutError) as error:
+        except (RelaxError, TimeoutError) as error:  # told in the request's answer; the run goes on
             text = f"not ready within {limit_s:g} s" if isinstance(error, TimeoutError) else str(error)
             logger.warning("engine did not join engine=%s error=%s", name, text)
             await self._left(name, text)
@@ -215,7 +215,7 @@ class EngineKeeper:
         for name in order.engines:
             try:
                 await self._remove(order, name)
-            except InfrastructureError as error:
+            except RelaxError as error:  # told in the request's answer; the run goes on
                 failed[name] = str(error)
                 logger.warning("engine did not leave in order engine=%s error=%s", name, error)
         text = "; ".join(f"{name}: {error}" for name, error in failed.items()) or None

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import logging
 from collections import Counter
@@ -13,7 +12,7 @@ from typing import Any, Literal
 
 from relax.engine.rollout.hooks import ActiveTime, GenerateFailed, GenerateHook, call_generate, load_hook, name_of
 from relax.engine.rollout.recorder import SampleRecorder
-from relax.engine.rollout.state import Permits
+from relax.engine.rollout.state import GrowingPermits, Permits
 from relax.schedule.clock import Clock
 from relax.utils.errors import InfrastructureError, UserCodeError
 from relax.utils.http_utils import HttpError
@@ -88,7 +87,12 @@ class SampleRunner:
     ) -> None:
         self._args, self._hook, self._params, self._options = args, hook, sampling_params, options
         self._clock, self._active, self._wait_open, self._evaluation = clock, active, wait_open, evaluation
-        self._permits = permits or asyncio.Semaphore(options.max_running_samples)
+        self._permits = permits or GrowingPermits(options.max_running_samples)
+
+    def resize(self, max_running_samples: int) -> None:
+        """Change how many calls may run at a time; shared permits are whoever's made them."""
+        if isinstance(self._permits, GrowingPermits):
+            self._permits.resize(max_running_samples)
 
     async def run(self, prompt: Sample, tally: Tally) -> list[Sample]:
         """Generate until whole -> the samples of the call (one, unless the function fans out).

@@ -192,6 +192,10 @@ class GroupGenerator:
         self._leaving.discard(task)
         self.discarded_tokens += running.tally.sampled_tokens
 
+    def resize(self, max_running_samples: int) -> None:
+        """Change how many generate calls run at a time, as engines join and leave."""
+        self._runner.resize(max_running_samples)
+
     async def wait_open(self) -> None:
         """Return when the rollout is not paused."""
         await self._open.wait()

@@ -24,6 +24,29 @@ class Permits(Protocol):
     def release(self) -> None: ...
 
 
+class GrowingPermits:
+    """Permits whose number follows the engines. What is taken away comes out of permits as they are released."""
+
+    def __init__(self, capacity: int) -> None:
+        self._free, self._capacity, self._owed = asyncio.Semaphore(capacity), capacity, 0
+
+    async def acquire(self) -> None:
+        await self._free.acquire()
+
+    def release(self) -> None:
+        if self._owed:
+            self._owed -= 1
+        else:
+            self._free.release()
+
+    def resize(self, capacity: int) -> None:
+        """Have `capacity` permits in all, held ones included."""
+        change, self._capacity = capacity - self._capacity, capacity
+        for _ in range(change):
+            self.release()
+        self._owed += max(0, -change)
+
+
 class CallPermits:
     """Permits of one call of a generate function.
 

@@ -127,6 +127,21 @@ def test_permits_bound_the_requests_and_1500_run_when_1500_are_allowed(engine):
     assert run_virtual(peak(32)) == 32
 
 
+def test_the_number_of_calls_follows_the_engines(engine):
+    async def main() -> list[int]:
+        generator = make_generator(engine, max_running_samples=2)
+        generator.admit([group(n, num_samples=1) for n in range(40)])  # of 5 s each
+        running = []
+        for limit, wait_s in ((2, 2.0), (6, 1.0), (1, 6.0), (3, 0.5)):  # 6 s: those that ran before have ended
+            generator.resize(limit)
+            await asyncio.sleep(wait_s)
+            running.append(len(engine.running))
+        await generator.stop()
+        return running
+
+    assert run_virtual(main()) == [2, 6, 1, 3]
+
+
 def test_a_slow_consumer_loses_no_group(engine):
     """A12."""
 
