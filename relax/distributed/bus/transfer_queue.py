@@ -87,7 +87,7 @@ class TransferQueueOwner:
     """
 
     def __init__(
-        self, *, num_data_storage_units: int = 1, start_timeout_s: float = 120.0, bell: Path | None = None
+        self, *, num_data_storage_units: int = 1, start_timeout_s: float = 300.0, bell: Path | None = None
     ) -> None:
         """`bell` is a file to make, in memory and removed by who removes its folder; None: readers poll."""
         if num_data_storage_units < 1:
@@ -112,8 +112,9 @@ class TransferQueueOwner:
         starter.start()
         starter.join(self._timeout_s)
         if not outcome or isinstance(outcome[0], BaseException):
-            self._kill_actors()
+            # before the actors are killed, which fails a start that is only slow
             reason = f"did not start within {self._timeout_s:g} s" if not outcome else f"failed to start: {outcome[0]}"
+            self._kill_actors()
             raise InfrastructureError(
                 f"TransferQueue {reason}; its controller and {self._units} storage unit(s) need one Ray CPU each"
             )
