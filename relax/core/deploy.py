@@ -51,7 +51,6 @@ PROCESS_ENV = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "PYTHONUNBUFFERED": "1",
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # its own 5 s are too few on a busy machine
     **ENVIRONMENT,
 }
 TRAIN_PRELOAD = ("torch", "transfer_queue", "transformers")
