@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from relax.algorithms.options import AlgorithmOptions
-from relax.backends.base import EngineClient, EngineConfig, LossFunction, ModelSpec, OptimizerSpec
+from relax.backends.base import EngineClient, EngineConfig, ModelSpec, OptimizerSpec, TrainBackend
 from relax.components.messages import PRODUCERS
 from relax.components.training_data import BatchSettings
 from relax.config.run import RunConfig
@@ -173,20 +173,20 @@ def build_actor(
     wiring: Wiring,
     rank: int = 0,
     shared: InProcess | None = None,
-    wrap_loss: Callable[[LossFunction], LossFunction] | None = None,
+    wrap_backend: Callable[[TrainBackend], TrainBackend] | None = None,
 ) -> Any:
     """One training rank. The process group's variables are in the environment when there are several ranks.
 
-    `wrap_loss` may look at what the loss is given.
+    `wrap_backend` may look at what the backend is given.
     """
     from relax.algorithms.options import build_loss
     from relax.components.actor import Actor
     from relax.engine.parity.gate import ParityGate
 
-    loss = build_loss(algorithm_options(config))
+    backend = train_backend(config)
     return Actor(
-        backend=train_backend(config),
-        loss=wrap_loss(loss) if wrap_loss else loss,
+        backend=wrap_backend(backend) if wrap_backend else backend,
+        loss=build_loss(algorithm_options(config)),
         model=model_spec(config, trainable=True),
         optimizer=optimizer_spec(config),
         settings=batch_settings(config),

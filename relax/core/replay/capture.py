@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from relax.algorithms.loss import LossFunction, Term, TokenBatch
+from relax.backends.base import LossFunction, Part, StepStats, Term, TokenBatch, TrainBackend
 from relax.components.messages import AdvantageReport, TrainReport
-from relax.components.training_data import make_plan
-from relax.core.build import batch_settings
 from relax.core.replay.prompts import Prompts
 from relax.core.replay.record import RunRecord, StepRecord
-from relax.core.replay.rerun import Rerun, released_groups
+from relax.core.replay.rerun import Rerun
 from relax.core.run_folder import new_run_id
-from relax.utils.errors import ConfigError, DataError, InternalError
+from relax.utils.errors import ConfigError, DataError
 from relax.utils.owned_folder import owned_folder
 
 
@@ -43,21 +40,52 @@ class StepView:
     samples: dict[tuple[int, int], SampleTokens] = field(default_factory=dict)  # by (group, place)
 
 
-class OpenLoss:
-    """A loss that keeps what each token added, while `keeps` is true."""
+class OpenBackend:
+    """A train backend that keeps what each token was given and what it added, while `keeps` is true."""
 
-    def __init__(self, loss: LossFunction) -> None:
+    def __init__(self, backend: TrainBackend) -> None:
+        self._backend = backend
+        self.keeps = False
+        self.optimizer_steps = 0  # since the last `keep_from_now`
+        self.samples: dict[tuple[int, int], SampleTokens] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def keep_from_now(self) -> None:
+        self.keeps, self.optimizer_steps = True, 0
+
+    def backward(self, part: Part, loss: LossFunction) -> StepStats:
+        return self._backend.backward(part, _OpenLoss(loss, part, self) if self.keeps else loss)
+
+    def step(self, divisor: float) -> StepStats:
+        self.optimizer_steps += 1
+        return self._backend.step(divisor)
+
+
+class _OpenLoss:
+    """The loss of one part, whose micro-batches come in their order; empty ones never reach a loss."""
+
+    def __init__(self, loss: LossFunction, part: Part, opened: OpenBackend) -> None:
         if not hasattr(loss, "per_token"):
             raise ConfigError(f"{type(loss).__name__} does not say what each token adds: it has no per_token method")
         self._loss, self.needs, self.objective = loss, loss.needs, loss.objective
-        self.keeps = False
-        self.batches: list[tuple[TokenBatch, dict[str, np.ndarray]]] = []
+        self._micro_batches = iter([micro for micro in part.micro_batches if micro])
+        self._opened = opened
 
     def __call__(self, batch: TokenBatch) -> dict[str, Term]:
-        if self.keeps:
-            with torch.no_grad():
-                terms = self._loss.per_token(batch)  # type: ignore[attr-defined]
-            self.batches.append((batch, {name: _array(term.value_T) for name, term in terms.items()}))
+        with torch.no_grad():
+            terms = self._loss.per_token(batch)  # type: ignore[attr-defined]
+        sequence = _array(batch.sequence)
+        for place, sample in enumerate(next(self._micro_batches)):
+            own = sequence == place
+            self._opened.samples[sample.uid] = SampleTokens(
+                optimizer_step=self._opened.optimizer_steps,
+                log_probs=_array(batch.log_probs)[own],
+                mask=_array(batch.mask)[own] > 0,
+                columns={name: _array(values)[own] for name, values in batch.columns.items()},
+                terms={name: _array(term.value_T)[own] for name, term in terms.items()},
+            )
         return self._loss(batch)
 
 
@@ -67,17 +95,16 @@ def _array(values: Any) -> np.ndarray:
 
 async def view_step(record: RunRecord, step: StepRecord) -> StepView:
     """Train forward from the nearest weights, and keep every token of `step`."""
-    start = record.start_for(step.rollout_id)
-    losses: list[OpenLoss] = []
+    start, opened = record.start_for(step.rollout_id), []
 
-    def wrap(loss: LossFunction) -> LossFunction:
-        losses.append(OpenLoss(loss))
-        return losses[0]
+    def open_backend(backend: TrainBackend) -> TrainBackend:
+        opened.append(OpenBackend(backend))
+        return opened[0]
 
     prompts, memory = Prompts(record), Path("/dev/shm")
     parent = memory if memory.is_dir() else record.folder.root
     with owned_folder(parent / f"relax-why-{new_run_id()}") as shared_dir:
-        rerun = Rerun(record, shared_dir, wrap_loss=wrap)
+        rerun = Rerun(record, shared_dir, wrap_backend=open_backend)
         try:
             await rerun.open(start)
             for number in range(start.version, step.rollout_id + 1):
@@ -86,35 +113,12 @@ async def view_step(record: RunRecord, step: StepRecord) -> StepView:
                 features, changed = await prompts.with_media(number, blocks.values())
                 if changed:
                     raise DataError(str(changed[0]))
-                losses[0].keeps = number == step.rollout_id
+                if number == step.rollout_id:
+                    opened[0].keep_from_now()
                 advantages, report = await rerun.step(current, blocks, features)
-                if not losses[0].keeps and number + 1 in record.published:
+                if number < step.rollout_id and number + 1 in record.published:
                     await rerun.publish(number + 1)
         finally:
             prompts.close()
             await rerun.close()
-    groups = released_groups([blocks[group] for group in step.groups], features)
-    plan = make_plan(groups, batch_settings(record.config), 1)
-    micro_batches = [(number, micro) for number, ranks in enumerate(plan.steps) for micro in ranks[0] if micro]
-    return StepView(advantages, report, _by_sample(micro_batches, losses[0].batches))
-
-
-def _by_sample(
-    micro_batches: Sequence[tuple[int, tuple[tuple[int, int], ...]]],
-    batches: Sequence[tuple[TokenBatch, dict[str, np.ndarray]]],
-) -> dict[tuple[int, int], SampleTokens]:
-    if len(batches) != len(micro_batches):
-        raise InternalError(f"the plan has {len(micro_batches)} micro-batches, the loss saw {len(batches)}")
-    samples = {}
-    for (number, uids), (batch, terms) in zip(micro_batches, batches, strict=True):
-        sequence = _array(batch.sequence)
-        for place, uid in enumerate(uids):
-            own = sequence == place
-            samples[uid] = SampleTokens(
-                optimizer_step=number,
-                log_probs=_array(batch.log_probs)[own],
-                mask=_array(batch.mask)[own] > 0,
-                columns={name: _array(values)[own] for name, values in batch.columns.items()},
-                terms={name: values[own] for name, values in terms.items()},
-            )
-    return samples
+    return StepView(advantages, report, opened[0].samples)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from relax.algorithms.loss import LossFunction
+from relax.backends.base import TrainBackend
 from relax.components.messages import (
     PRODUCERS,
     AdvantageReport,
@@ -70,14 +70,14 @@ def why_inexact(record: RunRecord) -> str:
 
 
 class Rerun:
-    """The training side of one run, moved on a step at a time. `wrap_loss` may look at what the loss sees."""
+    """The training side of one run, moved on a step at a time. `wrap_backend` may look at what a backend is given."""
 
     def __init__(
         self,
         record: RunRecord,
         shared_dir: Path,
         *,
-        wrap_loss: Callable[[LossFunction], LossFunction] | None = None,
+        wrap_backend: Callable[[TrainBackend], TrainBackend] | None = None,
     ) -> None:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when transformers is imported
         config = replay_config(record.config)
@@ -86,7 +86,7 @@ class Rerun:
         bus = LocalBus({t: r for t, r in PRODUCERS.items() if t in ("rollout", "media", *tables(config))})
         shared = InProcess(bus, {}, RealClock())
         self._bus = bus
-        self._actor = build_actor(config, self.wiring, shared=shared, wrap_loss=wrap_loss)
+        self._actor = build_actor(config, self.wiring, shared=shared, wrap_backend=wrap_backend)
         self._advantages = build_advantages(config, self.wiring, shared)
         self._forward = {
             role: build_forward(role, config, self.wiring, shared)
