@@ -7,6 +7,7 @@ continued. Groups may be in the trace twice then: the last one counts.
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from collections.abc import Iterable, Iterator
@@ -37,9 +38,18 @@ class Start:
     @property
     def digest(self) -> str:
         """Chained digest of the groups that were trained before."""
+        return self._state.digest if self._state else ""
+
+    @property
+    def reference_version(self) -> int:
+        """Of the reference that the checkpoint goes with; 0: the initial one."""
+        return self._state.reference_version if self._state else 0
+
+    @functools.cached_property
+    def _state(self) -> RunState | None:
         if self.checkpoint is None:
-            return ""
-        return RunState.from_json(json.loads((self.checkpoint / STATE).read_text())).digest
+            return None
+        return RunState.from_json(json.loads((self.checkpoint / STATE).read_text()))
 
     def __str__(self) -> str:
         return f"version {self.version} ({self.checkpoint.name if self.checkpoint else 'the model at the start'})"
@@ -118,9 +128,13 @@ class RunRecord:
         return max(usable, key=lambda start: start.version)
 
     def _has_reference(self, start: Start) -> bool:
-        """A reference that was refreshed before the start is in no checkpoint, so such a start cannot be used."""
+        """The reference that the run had at the start is in the checkpoint, or is the start's own weights."""
         interval = self.config.algorithm.ref_update_interval
-        return not (self.config.uses_kl and interval and start.checkpoint and start.version >= interval)
+        if not (self.config.uses_kl and interval and start.checkpoint):
+            return True
+        refreshed = start.version // interval * interval
+        stored = start.reference_version if "reference" not in self.config.resource else 0
+        return refreshed in (stored, start.version)
 
     # ------------------------------------------------------------------ groups
 

@@ -26,6 +26,7 @@ from relax.components.messages import (
 )
 from relax.config.run import RunConfig, default_values
 from relax.core.build import InProcess, Wiring, build_actor, build_advantages, build_forward, tables
+from relax.core.checkpoint import MODEL, REFERENCE
 from relax.core.controller import loop_settings
 from relax.core.replay.record import RunRecord, Start, StepRecord
 from relax.data.columns import media_columns
@@ -100,8 +101,12 @@ class Rerun:
         for role in self._forward.values():
             await role.start()
         if start.checkpoint is not None:
-            await self._actor.load(str(start.checkpoint / "model"))
+            kept = start.checkpoint / REFERENCE
+            reference = str(kept) if kept.is_dir() and self._settings.actor_scores_reference else None
+            await self._actor.load(str(start.checkpoint / MODEL), start.version, reference)
         manifest = await self._actor.publish(start.version)
+        if start.version > start.reference_version:  # written before its version was published
+            await self._refresh_reference(manifest)
         if start.version > 0 and "actor_fwd" in self._forward:
             await self._forward["actor_fwd"].load_version(manifest)
         return manifest
@@ -135,13 +140,16 @@ class Rerun:
         manifest = await self._actor.publish(version)
         if "actor_fwd" in self._forward:
             await self._forward["actor_fwd"].load_version(manifest)
+        await self._refresh_reference(manifest)
+        return manifest
+
+    async def _refresh_reference(self, manifest: WeightManifest) -> None:
         interval = self._settings.ref_update_interval
-        if interval and version % interval == 0:
+        if interval and manifest.version % interval == 0:
             if "reference" in self._forward:
                 await self._forward["reference"].load_version(manifest)
             elif self._settings.actor_scores_reference:
                 await self._actor.refresh_reference()
-        return manifest
 
     async def close(self) -> None:
         for role in (self._actor, self._advantages, *self._forward.values()):

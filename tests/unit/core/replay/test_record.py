@@ -85,9 +85,9 @@ def test_a_checkpoint_behind_a_refreshed_reference_is_no_start(tmp_path):
         events += [*trained(number, number), ev.Checkpointed(number, "x")]
     kl = {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 2}
     record = RunRecord.read(write_run(tmp_path, *events, checkpoints=range(4), **kl))
-    # the reference becomes version 2 after rollout 1: later checkpoints do not hold it
+    # the reference becomes version 2 after rollout 1: checkpoint 2 is that version, and checkpoint 3 does not hold it
     assert record.start_for(1).version == 1
-    assert record.start_for(3).version == 1
+    assert record.start_for(3).version == 2
 
 
 def test_a_run_from_another_folder_has_no_start_of_its_own(tmp_path):
