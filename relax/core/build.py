@@ -7,6 +7,8 @@ import dataclasses
 import functools
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +22,14 @@ from relax.components.messages import PRODUCERS
 from relax.components.training_data import BatchSettings
 from relax.config.run import RunConfig
 from relax.core.run_folder import RunFolder, result_folder
-from relax.data.media.processing import MediaOptions, MediaProcessor
+from relax.data.media.processing import MediaOptions
 from relax.distributed.bus.base import Bus
 from relax.distributed.bus.factory import make_bus
 from relax.schedule.clock import Clock, RealClock
+from relax.utils.errors import ConfigError
 
 TABLE_OF_ROLE = {"reference": ("ref", "ref_logprobs"), "actor_fwd": ("actor_fwd", "old_logprobs")}
+TOLD_IDS_TIMEOUT_S = 300.0  # for a process that imports transformers and reads a tokenizer
 STATE_DEADLINE_S = 1800.0  # a role waits this long for another role's columns
 
 
@@ -128,10 +132,25 @@ def engine_config(config: RunConfig, log_path: Path | None = None) -> EngineConf
         max_total_tokens=rollout.engine_max_total_tokens,
         context_length=rollout.rollout_max_context_len,
         seed=rollout.rollout_seed,
+        suppressed_ids=told_ids(config),
         media_options=media_options(config),
         extra_args=config.external.argv("sglang") if rollout.rollout_backend == "sglang" else (),
         log_path=log_path,
     )
+
+
+def told_ids(config: RunConfig) -> tuple[int, ...] | None:
+    """The same ids for SGLang, which must be told; the native engine finds them by itself.
+
+    Asked of a process of its own: this one hosts an engine, and would keep torch and transformers for nothing.
+    """
+    if config.rollout.rollout_backend != "sglang":
+        return None
+    command = [sys.executable, "-m", "relax.data.media.suppressed", str(config.checkpoint.hf_checkpoint)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TOLD_IDS_TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        raise ConfigError(f"the media ids of --hf-checkpoint cannot be read: {done.stderr.strip()[-500:]}")
+    return tuple(json.loads(done.stdout.splitlines()[-1]))
 
 
 def media_options(config: RunConfig) -> MediaOptions:
@@ -141,11 +160,9 @@ def media_options(config: RunConfig) -> MediaOptions:
 
 def suppressed_ids(config: RunConfig) -> tuple[int, ...]:
     """Media ids that are never sampled, by the very rule of the native engine."""
-    from relax.backends.native.build import load_processor, load_tokenizer
+    from relax.data.media.suppressed import suppressed_ids_of
 
-    folder = Path(config.checkpoint.hf_checkpoint)  # type: ignore[arg-type]
-    processor = MediaProcessor(load_processor(folder), media_options(config), tokenizer=load_tokenizer(folder))
-    return processor.suppressed_ids
+    return suppressed_ids_of(Path(config.checkpoint.hf_checkpoint))  # type: ignore[arg-type]
 
 
 def tables(config: RunConfig) -> tuple[str, ...]:
@@ -401,7 +418,6 @@ def rollout_options(config: RunConfig) -> Any:
         on_failure=rollout.rollout_failure_policy,  # type: ignore[arg-type]
         partial_rollout=rollout.partial_rollout,
         strict_timing=config.cluster.deterministic,
-        masked_ids=suppressed_ids(config) if rollout.rollout_backend == "sglang" else (),
     )
 
 

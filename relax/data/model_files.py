@@ -10,6 +10,7 @@ import socket
 import threading
 import urllib.parse
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,22 @@ def load_processor(path: str | os.PathLike[str], *, flag: str = "--hf-checkpoint
         raise ConfigError(f"{flag} {name!r}: its processor cannot be loaded: {error}") from error
     parts = ("image_processor", "video_processor", "feature_extractor")
     return processor if any(getattr(processor, part, None) is not None for part in parts) else None
+
+
+def saved_processor(folder: Path, kind: str) -> Mapping[str, Any]:
+    """The settings of the folder's image or video processor; empty where no file states them."""
+    nested, flat = (
+        f"{kind}_processor",
+        {"image": "preprocessor_config.json", "video": "video_preprocessor_config.json"},
+    )
+    for name, key in (("processor_config.json", nested), (flat[kind], None)):
+        path = folder / name
+        if path.is_file():
+            found = json.loads(path.read_text("utf-8"))
+            found = found.get(key) if key else found
+            if found:
+                return found
+    return {}
 
 
 def _located(path: str | os.PathLike[str], flag: str) -> str:

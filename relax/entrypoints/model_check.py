@@ -55,6 +55,7 @@ def model_problems(config: RunConfig) -> Iterator[str]:
 def _media_limits(config: RunConfig, folder: Path, kind: str) -> Iterator[str]:
     """A limit in tokens that contradicts the one that the folder's processor was saved with."""
     from relax.data.media.processing import limited_size
+    from relax.data.model_files import saved_processor
 
     least, most = config.value(f"{kind}_min_tokens"), config.value(f"{kind}_max_tokens")
     if least is None and most is None:
@@ -73,22 +74,6 @@ def _media_limits(config: RunConfig, folder: Path, kind: str) -> Iterator[str]:
         limited_size(kind, size, (saved["patch_size"] * saved["merge_size"]) ** 2, least, most)
     except ConfigError as error:
         yield str(error)
-
-
-def saved_processor(folder: Path, kind: str) -> Mapping[str, Any]:
-    """The settings of the folder's image or video processor; empty where no file states them."""
-    nested, flat = (
-        f"{kind}_processor",
-        {"image": "preprocessor_config.json", "video": "video_preprocessor_config.json"},
-    )
-    for name, key in (("processor_config.json", nested), (flat[kind], None)):
-        path = folder / name
-        if path.is_file():
-            found = json.loads(path.read_text("utf-8"))
-            found = found.get(key) if key else found
-            if found:
-                return found
-    return {}
 
 
 def _class_problem(name: str, folder: Path) -> Iterator[str]:

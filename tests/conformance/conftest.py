@@ -23,6 +23,7 @@ from relax.backends.engine_client import HttpEngineClient
 from relax.backends.engine_process import EngineProcess
 from relax.backends.native.spec import NativeEngine
 from relax.backends.sglang.spec import SglangEngine
+from relax.data.media.suppressed import suppressed_ids_of
 from relax.schedule.clock import RealClock
 from tests.builders import build_tiny_model_folder
 
@@ -48,7 +49,10 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(engine_name: str, model_folder: Path) -> Iterator[EngineProcess]:
     torch.set_num_threads(1)
     log = model_folder.parent / "engine.log"
-    config = EngineConfig(model_folder, max_running_requests=64, max_total_tokens=16384, log_path=log)
+    told = suppressed_ids_of(model_folder) if engine_name == "sglang" else None  # as a run does
+    config = EngineConfig(
+        model_folder, suppressed_ids=told, max_running_requests=64, max_total_tokens=16384, log_path=log
+    )
     process = EngineProcess(ENGINES[engine_name](), config, clock=RealClock(), start_timeout_s=START_TIMEOUT_S)
     asyncio.run(process.start())
     yield process

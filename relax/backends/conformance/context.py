@@ -76,7 +76,7 @@ class Context:
         params = {"temperature": 1.0, "max_new_tokens": n, "ignore_eos": True, **sampling}
         if seed is not None:
             params["sampling_seed"] = seed
-        if self.suppressed and "suppressed_ids" not in self.info.raw:
+        if self.suppressed and self._told_ids() is None:
             params["logit_bias"] = {str(token): NO_LOGIT for token in self.suppressed}
         prompt = {"input_ids": self.prompt() if ids is None else list(ids)}
         return await self.client.generate(
@@ -123,7 +123,15 @@ class Context:
     @functools.cached_property
     def suppressed(self) -> tuple[int, ...]:
         """Ids that a training rollout never samples: those of media."""
-        return () if self._folder is None else tuple(self.info.raw.get("suppressed_ids", self.media.suppressed_ids))
+        told = self._told_ids()
+        return told if told is not None else () if self._folder is None else self.media.suppressed_ids
+
+    def _told_ids(self) -> tuple[int, ...] | None:
+        """Ids that the server keeps out by itself, as far as it says."""
+        if "suppressed_ids" in self.info.raw:
+            return tuple(self.info.raw["suppressed_ids"])
+        bias = (self.info.raw.get("preferred_sampling_params") or {}).get("logit_bias")
+        return None if bias is None else tuple(sorted(int(token) for token in bias))
 
     def features(self, media: Sequence[tuple[str, str]]) -> list[Any]:
         from relax.data.media.items import load_media

@@ -12,14 +12,27 @@ from typing import Any
 
 from relax.backends.base import EngineCommand, EngineConfig
 from relax.data.media.processing import MediaOptions
+from relax.data.model_files import saved_processor
 from relax.utils.errors import ConfigError
 
 CPU_LAUNCHER = Path(__file__).parent / "cpu" / "launch.py"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 # What this class sets itself; the same flag among the extra arguments would win silently or clash.
 OWN_FLAGS = frozenset(
-    ("--model-path", "--host", "--port", "--tp-size", "--tp", "--node-rank", "--nnodes", "--dtype", "--random-seed")
+    (
+        "--model-path",
+        "--host",
+        "--port",
+        "--tp-size",
+        "--tp",
+        "--node-rank",
+        "--nnodes",
+        "--dtype",
+        "--random-seed",
+        "--preferred-sampling-params",
+    )
 )
+NO_LOGIT = -1e9  # added to a logit, leaves a probability of zero
 FACTOR = 28  # sides of SGLang's frames are multiples of it
 NO_LIMIT = 1 << 40  # pixels
 # SGLang 0.5.23 builds experts in every layer of these, whatever the config says, and passes over the dense weights.
@@ -55,8 +68,14 @@ class SglangEngine:
             argv += ["--context-length", str(config.context_length)]
         # An idle scheduler spins on a core without the first; without the second a request's own seed is ignored.
         argv += ["--sleep-on-idle", "--enable-deterministic-inference", "--skip-server-warmup", "--enable-metrics"]
+        if config.suppressed_ids:
+            bias = {str(token): NO_LOGIT for token in config.suppressed_ids}
+            argv += ["--preferred-sampling-params", json.dumps({"logit_bias": bias})]
         if not any(flag.split("=", 1)[0] == "--mm-process-config" for flag in extra):
-            argv += ["--mm-process-config", json.dumps({"video": _film_options(config.media_options)})]
+            argv += [
+                "--mm-process-config",
+                json.dumps({"video": _film_options(Path(config.model_path), config.media_options)}),
+            ]
         if not gpus:
             argv += CPU_ARGS
         nodes = -(-config.tensor_parallel // len(gpus)) if gpus else 1
@@ -74,10 +93,13 @@ class SglangEngine:
         return env
 
 
-def _film_options(media: MediaOptions) -> dict[str, float]:
-    """Frames as the trainer takes them, and no enlarging of small ones: SGLang would blow each up to 100,352 pixels
-    before the model's own processor sees it. What is left of its resizing rounds sides to multiples of 28.
+def _film_options(folder: Path, media: MediaOptions) -> dict[str, Any]:
+    """Frames as the trainer takes them, in the size of the folder's saved processor.
+
+    By itself SGLang enlarges each frame to 100,352 pixels, and then to the omni processor's built-in 131,072. What is
+    left of its own resizing rounds sides to multiples of 28.
     """
+    size = saved_processor(folder, "video").get("size")
     return {
         "fps": media.video_fps,
         "min_frames": media.video_min_frames,
@@ -85,6 +107,7 @@ def _film_options(media: MediaOptions) -> dict[str, float]:
         "min_pixels": FACTOR * FACTOR,
         "max_pixels": NO_LIMIT,
         "total_pixels": NO_LIMIT,
+        **({"size": size} if size else {}),
     }
 
 

@@ -44,7 +44,6 @@ class GenerationOptions:
     partial_rollout: bool = False  # go on with an interrupted response instead of starting again
     stream: str = "sample"  # random stream: "sample" or "eval"
     strict_timing: bool = False  # a time-out ends the run, whatever `on_failure` says (--deterministic)
-    masked_ids: tuple[int, ...] = ()  # never sampled; for an engine that must be told with every request
 
 
 class Dropped(Exception):
@@ -129,7 +128,6 @@ class SampleRunner:
             max_response_len=self._options.max_response_len,
             gate=self._wait_open,
             first_turn=sample.abort_count if sample.response_length else 0,
-            masked_ids=self._options.masked_ids,
         )
         tally.attempts += 1
         tally.in_flight.add(recorder)

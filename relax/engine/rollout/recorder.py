@@ -17,7 +17,6 @@ from relax.utils.ids import RequestId
 from relax.utils.rng import stream_key
 from relax.utils.types import Sample
 
-NO_LOGIT = -1e9  # added to a logit; its probability is zero in every precision
 LOGPROB_TOLERANCE = 1e-5  # a float32 round trip of the engine's number passes, another token's number does not
 
 
@@ -97,7 +96,6 @@ class SampleRecorder:
         max_response_len: bound on the sampled tokens of the sample over its turns; None: unbounded.
         gate: awaited before every request; holds requests back while the rollout is paused.
         first_turn: turns of earlier calls, when an interrupted response is continued.
-        masked_ids: kept out of every request by `logit_bias`; the trainer's log-probs leave them out too.
     """
 
     def __init__(
@@ -109,9 +107,7 @@ class SampleRecorder:
         max_response_len: int | None = None,
         gate: Callable[[], Awaitable[None]] | None = None,
         first_turn: int = 0,
-        masked_ids: Sequence[int] = (),
     ) -> None:
-        self._bias = {str(token): NO_LOGIT for token in masked_ids}
         self._seed, self._stream, self._max_response_len, self._gate = seed, stream, max_response_len, gate
         self._group, self._index, self._attempt = sample.group_index or 0, sample.index or 0, sample.attempt
         self._turn = first_turn
@@ -134,8 +130,6 @@ class SampleRecorder:
             raise InfrastructureError("the router takes one sampling_params dict a request; send one request a sample")
         payload.setdefault("rid", str(RequestId(self._group, self._index, self._attempt, turn)))
         params.setdefault("sampling_seed", stream_key(self._seed, self._stream, self._group, self._index, turn))
-        if self._bias:
-            params["logit_bias"] = {**(params.get("logit_bias") or {}), **self._bias}
         payload.setdefault("return_logprob", True)
         if self._max_response_len is not None:
             left = self._max_response_len - self._sampled_before(payload.get("input_ids"))

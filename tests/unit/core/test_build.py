@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 from relax.config.checks import MEDIA_LIMITS
 from relax.config.run import default_config
-from relax.core.build import engine_config, media_options
+from relax.core.build import engine_config, media_options, suppressed_ids
 from relax.data.media.processing import MediaOptions
+from tests.builders import build_tiny_model_folder, tiny_tokenizer
 
 
 def test_the_engine_reads_media_with_the_limits_of_the_rollout_role():
@@ -30,3 +32,13 @@ def test_the_engine_reads_media_with_the_limits_of_the_rollout_role():
 
 def test_without_flags_the_limits_are_those_of_the_saved_processor():
     assert media_options(default_config()) == MediaOptions()
+
+
+def test_sglang_is_told_the_ids_that_the_trainer_leaves_out_and_the_native_engine_finds_them(tmp_path):
+    folder = build_tiny_model_folder(tmp_path, "qwen3_omni")
+    python = sys.executable
+    sglang = default_config(hf_checkpoint=str(folder), rollout_backend="sglang", sglang_python=python)
+    ids = suppressed_ids(sglang)
+    assert set(tiny_tokenizer().convert_tokens_to_ids(["<|image_pad|>", "<|audio_pad|>", "<|video_pad|>"])) <= set(ids)
+    assert engine_config(sglang).suppressed_ids == ids
+    assert engine_config(default_config(hf_checkpoint=str(folder))).suppressed_ids is None

@@ -10,6 +10,7 @@ import pytest
 
 from relax.backends.base import EngineConfig
 from relax.backends.sglang.spec import SglangEngine
+from relax.data.media.processing import MediaOptions
 from relax.utils.errors import ConfigError
 
 
@@ -52,12 +53,35 @@ def test_the_interpreter_is_the_given_one_then_the_environments(tmp_path, monkey
     assert command(EngineConfig(tmp_path), python="/given/python").argv[0] == "/given/python"
 
 
+def test_films_are_read_as_the_trainer_reads_them_unless_the_user_says_how(tmp_path):
+    """By itself SGLang enlarges small frames twice."""
+    size = {"shortest_edge": 1024, "longest_edge": 16384}
+    (tmp_path / "processor_config.json").write_text(json.dumps({"video_processor": {"size": size}}))
+    config = EngineConfig(tmp_path, media_options=MediaOptions(video_fps=1.5, video_min_frames=6))
+    argv = list(command(config).argv)
+    film = json.loads(argv[argv.index("--mm-process-config") + 1])["video"]
+    assert (film["fps"], film["min_frames"], film["size"]) == (1.5, 6, size)
+    assert film["min_pixels"] == 28 * 28
+    own = EngineConfig(tmp_path, extra_args=("--sglang-mm-process-config", "{}"))
+    assert list(command(own).argv).count("--mm-process-config") == 1
+
+
 def test_a_port_that_sglang_would_have_to_report_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="--port"):
         command(EngineConfig(tmp_path), port=0)
 
 
-@pytest.mark.parametrize("flag", ["--sglang-model-path", "--port", "--sglang-tp-size=4"])
+def test_ids_that_are_never_sampled_are_told_to_the_server_itself(tmp_path):
+    """In requests the router would drop them."""
+    argv = list(command(EngineConfig(tmp_path, suppressed_ids=(5, 6))).argv)
+    told = json.loads(argv[argv.index("--preferred-sampling-params") + 1])
+    assert told == {"logit_bias": {"5": -1e9, "6": -1e9}}
+    assert "--preferred-sampling-params" not in command(EngineConfig(tmp_path)).argv
+
+
+@pytest.mark.parametrize(
+    "flag", ["--sglang-preferred-sampling-params", "--sglang-model-path", "--port", "--sglang-tp-size=4"]
+)
 def test_flags_that_relax_sets_itself_are_refused(tmp_path, flag):
     with pytest.raises(ConfigError, match="remove it"):
         command(EngineConfig(tmp_path, extra_args=(flag,)))

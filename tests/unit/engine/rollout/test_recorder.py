@@ -85,13 +85,3 @@ async def test_a_list_of_sampling_params_is_refused():
     recorder = SampleRecorder(seed=1, stream="sample", sample=Sample(group_index=1, index=0))
     with pytest.raises(Exception, match="one request a sample"):
         await recorder.before({"sampling_params": [{}, {}]})
-
-
-async def test_masked_ids_go_with_every_request_beside_a_bias_of_the_users_own():
-    recorder = SampleRecorder(seed=1, stream="sample", sample=Sample(group_index=1, index=0), masked_ids=(7, 9))
-    payload: dict[str, Any] = {"input_ids": [1], "sampling_params": {"logit_bias": {"3": 2.0}}}
-    await recorder.before(payload)
-    assert payload["sampling_params"]["logit_bias"] == {"3": 2.0, "7": -1e9, "9": -1e9}
-    plain: dict[str, Any] = {"input_ids": [1]}
-    await SampleRecorder(seed=1, stream="sample", sample=Sample(group_index=1, index=0)).before(plain)
-    assert "logit_bias" not in plain["sampling_params"]
