@@ -28,7 +28,7 @@ from relax.components.advantages import Advantages
 from relax.components.engines import EngineFleet
 from relax.components.messages import PRODUCERS, AcceptedGroup, GroupOrder, TrainTask
 from relax.components.rollout import Rollout, RolloutSettings
-from relax.components.training_data import BatchSettings, make_plan, read_parts
+from relax.components.training_data import BatchSettings, plan_items, read_parts, start_plan
 from relax.core.prompt_order import PromptOrder
 from relax.data.chat import PromptBuilder
 from relax.data.datasets import open_dataset
@@ -40,6 +40,7 @@ from relax.engine.rollout.groups import GroupGenerator
 from relax.engine.rollout.hooks import load_hook
 from relax.engine.rollout.sampling import SamplingOptions
 from relax.schedule import events as ev
+from relax.schedule.batch_plan import BatchPlan
 from relax.schedule.clock import VirtualClock, run_virtual
 from relax.schedule.journal import MemoryJournal
 from relax.schedule.scheduler import GateSettings, Scheduler
@@ -191,8 +192,9 @@ async def walk(hops: Hops) -> None:
     assert weighed.divisors == (2.0,)
 
     # 10 plan
-    plan = make_plan(release.groups, BatchSettings(2, 2, 4096), dp_size=1)
-    assert plan.steps == (((((0, 0), (0, 1)),),),)
+    (piece,) = start_plan(BatchSettings(2, 2, 4096), dp_size=1).extend(plan_items(release.groups), last=True)
+    assert piece.ranks == ((((0, 0), (0, 1)),),)
+    plan = BatchPlan((piece.ranks,))
     (part,) = await read_parts(hops.bus, 0, release.groups, ("advantages",), plan, 0, deadline_s=1.0)
     assert [s.uid for s in part.micro_batches[0]] == [(0, 0), (0, 1)]
 

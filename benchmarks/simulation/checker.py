@@ -66,6 +66,14 @@ def of_kind(events: list[ev.Event], kind: Any) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
 
 
+def bound_groups(events: list[ev.Event]) -> dict[int, list[int]]:
+    """{rollout: its groups}, which may have been bound in parts."""
+    out: dict[int, list[int]] = {}
+    for event in of_kind(events, ev.Bound):
+        out.setdefault(event.rollout_id, []).extend(event.groups)
+    return out
+
+
 # ---------------------------------------------------------------------- promises
 
 
@@ -103,12 +111,13 @@ def life_cycle(events: list[ev.Event]) -> list[str]:
 def rollouts(world: World, finished: bool) -> list[str]:
     """Each rollout has exactly its number of groups, in order, and prompts come in the order of the data set."""
     plan, events, found = world.plan, world.journal.events, []
-    bound = of_kind(events, ev.Bound)
-    if finished and len(bound) != plan.rollouts:
-        found.append(f"{len(bound)} rollouts were bound, not {plan.rollouts}")
-    for number, event in enumerate(bound):
-        if len(set(event.groups)) != plan.batch:
-            found.append(f"rollout {number} has {len(set(event.groups))} groups, not {plan.batch}")
+    bound = bound_groups(events)
+    ended = [event.rollout_id for event in of_kind(events, ev.Bound) if event.last]
+    if finished and ended != list(range(plan.rollouts)):
+        found.append(f"rollouts were bound in the order {ended}, of {plan.rollouts}")
+    for number in ended:
+        if len(set(bound[number])) != plan.batch:
+            found.append(f"rollout {number} has {len(set(bound[number]))} groups, not {plan.batch}")
     trained = [event.rollout_id for event in of_kind(events, ev.Stepped)]
     if trained != list(range(len(trained))) or (finished and len(trained) != plan.rollouts):
         found.append(f"rollouts were trained in the order {trained}")
@@ -163,7 +172,7 @@ def gate(plan: Plan, events: list[ev.Event]) -> list[str]:
         elif isinstance(event, ev.Dropped):
             del open_groups[event.group]
         elif isinstance(event, ev.Bound):
-            next_rollout = event.rollout_id + 1
+            next_rollout = event.rollout_id + event.last
             open_groups.update({group: event.rollout_id for group in event.groups})
         elif isinstance(event, ev.EngineJoined | ev.Installed):
             engines[event.engine] = event.version
@@ -202,7 +211,7 @@ def digests(world: World, blocks: dict[int, tuple[str, dict[str, np.ndarray]]]) 
         for event in of_kind(world.journal.events, ev.Completed | ev.Restored)
         if blocks[event.group][0] != event.digest
     ]
-    bound = {event.rollout_id: event.groups for event in of_kind(world.journal.events, ev.Bound)}
+    bound = bound_groups(world.journal.events)
     chain = ""
     for event in of_kind(world.journal.events, ev.Stepped):
         text = chain + "".join(f"|{group}:{blocks[group][0]}" for group in sorted(bound[event.rollout_id]))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class Plan:
     num_engines: int = 1
     pause_mode: str = "retract"
     steps_per_rollout: int = 1
+    parts: int = 1  # of an optimizer step
+    arrival_order: bool = False  # of the parts
     forward: str | None = None  # "reference" or "actor_fwd"
     eval_interval: int | None = None
     save_interval: int | None = None
@@ -46,7 +48,7 @@ def plan_of(seed: int) -> Plan:
     engines = rng.choice((1, 2))
     surplus = rng.choice((0, 0, 0, 2))
     sometimes = lambda value: value if rng.random() < 0.4 else 0.0  # noqa: E731
-    return Plan(
+    plan = Plan(
         seed=seed,
         mode="colocate" if colocate else "fully_async",
         batch=batch,
@@ -70,3 +72,5 @@ def plan_of(seed: int) -> Plan:
         install_failures=0.4 if engines == 2 and rng.random() < 0.5 else 0.0,
         fan_out=rng.random() < 0.15,
     )
+    streams = not colocate and plan.steps_per_rollout == 1 and rng.random() < 0.4
+    return replace(plan, parts=batch, arrival_order=batch > 1 and rng.random() < 0.5) if streams else plan

@@ -265,6 +265,8 @@ class World:
                 surplus=plan.surplus,
                 stale_policy=plan.stale_policy,
                 deterministic=plan.deterministic,
+                parts=plan.parts * plan.steps_per_rollout if plan.parts > 1 else 1,
+                arrival_order=plan.arrival_order,
             )
         )
         forward = Slow(self.forward, lambda call: self._step_noise("forward", call)) if self.forward else None
@@ -288,6 +290,7 @@ class World:
                 save_dir=self.folder if plan.save_interval else None,
                 save_interval=plan.save_interval,
                 engines_return=self.engines_return,
+                parts_per_step=plan.parts,
             ),
             clock=clock,
             metrics=StepMetrics([self.sink], clock),

@@ -37,6 +37,7 @@ class StepReduction(NamedTuple):
     divisor: float  # > 0; 1.0 when nothing is counted
     num_samples: int  # counted samples
     num_tokens: int  # their loss tokens
+    counted: int  # of the two what the divisor counts; the counts of a step's parts add up to that of the step
 
 
 def step_reduction(
@@ -71,8 +72,13 @@ def step_reduction(
         }
         heard = counted and not (silent is not None and silent[place])
         weights.append((mask_R * (weight[mode] if heard else 0.0)).astype(dtype))
-    divisor = num_tokens if mode == "token_mean" else num_samples
-    return StepReduction(weights, float(divisor) or 1.0, num_samples, num_tokens)
+    counted = num_tokens if mode == "token_mean" else num_samples
+    return StepReduction(weights, divisor_of(counted), num_samples, num_tokens, counted)
+
+
+def divisor_of(counted: float) -> float:
+    """What the gradient sum of a step is divided by; where nothing is counted it is 0, so 1 does no harm."""
+    return float(counted) or 1.0
 
 
 def masked(value_T: Tensor, keep_T: Tensor) -> Tensor:

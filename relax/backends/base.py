@@ -7,6 +7,7 @@ to the router in front of several) in SGLang's wire format; `EngineSpec` says ho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,17 +93,30 @@ class Part:
 
 @dataclass
 class StepStats:
-    """What `backward` and `step` measured, summed over all ranks."""
+    """What `backward` and `step` measured, of all ranks."""
 
-    sums: dict[str, float] = field(default_factory=dict)
+    terms: dict[str, list[float]] = field(default_factory=dict)  # total of each micro-batch that was not empty
     counts: dict[str, float] = field(default_factory=dict)
     grad_norm: float | None = None  # after division by the divisor, before the clip
     gradient: dict[str, float] = field(default_factory=dict)  # norm of each tensor on this rank, undivided
     lr: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def sums(self) -> dict[str, float]:
+        """Rounded once, so they do not depend on ranks or on the pieces in which a step came."""
+        return {name: math.fsum(values) for name, values in self.terms.items()}
+
     def means(self) -> dict[str, float]:
-        return {name: self.sums[name] / self.counts[name] for name in self.sums if self.counts.get(name)}
+        return {name: total / self.counts[name] for name, total in self.sums.items() if self.counts.get(name)}
+
+    def add(self, other: StepStats) -> None:
+        """Take in what another part of the same step measured."""
+        for name, values in other.terms.items():
+            self.terms.setdefault(name, []).extend(values)
+        for into, values in ((self.counts, other.counts), (self.seconds, other.seconds)):
+            for name, value in values.items():
+                into[name] = into.get(name, 0.0) + value
 
 
 class TrainBackend(Protocol):

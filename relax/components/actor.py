@@ -5,25 +5,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from relax.backends.base import LossFunction, ModelSpec, OptimizerSpec, Part, RankInfo, StepStats, TrainBackend
 from relax.components.base import Role
-from relax.components.messages import Settled, TrainReport, TrainTask
+from relax.components.messages import ReleasedGroup, Settled, TrainReport, TrainTask
 from relax.components.trained import TrainedLedger
-from relax.components.training_data import BatchSettings, make_plan, part_checksums, read_parts
+from relax.components.training_data import BatchSettings, Uid, part_checksums, plan_items, read_parts, start_plan
 from relax.distributed.bus.base import Bus
 from relax.distributed.checkpoint_service.base import WeightManifest, WeightPublisher
 from relax.engine.parity.difference import Difference
 from relax.engine.parity.gate import ParityGate
-from relax.engine.train_step import train_rollout
+from relax.engine.train_step import RolloutSteps
+from relax.schedule.batch_plan import BatchPlan, PlanPiece, StreamedPlan
 from relax.schedule.clock import Clock
 from relax.utils.errors import InternalError
 from relax.utils.faults import pause_at
 
 SCORE = frozenset({"log_probs"})
+
+
+@dataclass
+class _Rollout:
+    """The rollout in training, part after part."""
+
+    rollout_id: int
+    plan: StreamedPlan[Uid]
+    steps: RolloutSteps
+    groups: list[ReleasedGroup] = field(default_factory=list)
+    checked: bool = False  # against the engines, with the first micro-batches
+
+    def extend(self, task: TrainTask) -> list[PlanPiece[Uid]]:
+        """Take in a part and return what may be trained now. A later part may be needed to fill a micro-batch."""
+        self.groups += task.groups
+        self.steps.count(self.plan.step, task.divisors)
+        return self.plan.extend(plan_items(task.groups), last=task.last)
 
 
 class Actor(Role):
@@ -61,6 +79,7 @@ class Actor(Role):
         self._contained = 0  # rollouts in the weights when `_whole_steps` optimizer steps had been taken
         self._whole_steps = 0
         self._asleep = False
+        self._rollout: _Rollout | None = None  # in training, while it comes in parts
 
     async def start(self) -> RankInfo:
         """Load the model. Collective."""
@@ -73,40 +92,60 @@ class Actor(Role):
         """Read this rank's share, complete its columns, take the optimizer steps. Collective."""
         assert self.info is not None
         waited = self._clock.now()
-        plan = make_plan(task.groups, self._settings, self.info.dp_size)
+        if task.first:
+            plan = start_plan(self._settings, self.info.dp_size)
+            self._rollout = _Rollout(task.rollout_id, plan, RolloutSteps(self._backend, self._loss))
+        rollout = self._rollout
+        if rollout is None or rollout.rollout_id != task.rollout_id:
+            raise InternalError(f"a part of rollout {task.rollout_id} came without its first one")
+        pieces = rollout.extend(task)
         parts = await read_parts(
             self._bus,
             task.rollout_id,
-            task.groups,
+            rollout.groups,
             task.tables,
-            plan,
+            BatchPlan(tuple(piece.ranks for piece in pieces)),
             self.info.dp_rank,
             deadline_s=self._deadline_s,
         )
         wait_s = self._clock.now() - waited
-        report = await self._blocking(self._train, task, parts)
-        self.step = task.rollout_id + 1
+        report = await self._blocking(self._train, task, rollout, pieces, parts)
+        if task.last:
+            self._rollout = None
+            self.step = task.rollout_id + 1
         seconds = {"data_wait": wait_s, **report.seconds}
         return replace(report, seconds=seconds, stop_requested=self.stop_requested)
 
-    def _train(self, task: TrainTask, parts: list[Part]) -> TrainReport:
+    def _train(
+        self, task: TrainTask, rollout: _Rollout, pieces: list[PlanPiece[Uid]], parts: list[Part]
+    ) -> TrainReport:
         seconds: dict[str, float] = {}
+        # A later part is scored when the weights may have moved on.
+        old_tag = "actor" if task.first and task.last else "old"
+        if task.score_old and task.first and not task.last:
+            self._backend.keep(old_tag)
         if task.score_reference:
             start = self._clock.now()
             parts = [self._scored(part, "ref_logprobs", tag="ref") for part in parts]
             seconds["reference"] = self._clock.now() - start
         if task.score_old:
             start = self._clock.now()
-            parts = [self._scored(part, "old_logprobs", tag="actor") for part in parts]
+            parts = [self._scored(part, "old_logprobs", tag=old_tag) for part in parts]
             seconds["old_log_probs"] = self._clock.now() - start
         difference = None
-        if self._parity is not None and self._parity.due(task.rollout_id):
+        if self._parity is not None and parts and not rollout.checked and self._parity.due(task.rollout_id):
             start = self._clock.now()
             difference = self._parity.check(self._backend, parts[0], task.rollout_id)
             seconds["parity"] = self._clock.now() - start
-        stats = train_rollout(self._backend, parts, self._loss, task.divisors)
+        rollout.checked |= bool(parts)
+        done = [
+            rollout.steps.train(piece.step, part, ends_step=piece.ends_step)
+            for piece, part in zip(pieces, parts, strict=True)
+        ]
+        stats = [step for step in done if step is not None]
         self._trained.add(task.rollout_id, (s for part in parts for micro in part.micro_batches for s in micro))
-        self._contained, self._whole_steps = task.rollout_id + 1, self._backend.num_steps
+        if task.last:
+            self._contained, self._whole_steps = task.rollout_id + 1, self._backend.num_steps
         return _report(task.rollout_id, stats, seconds, difference, part_checksums(parts))
 
     def _scored(self, part: Part, column: str, *, tag: str) -> Part:
@@ -212,8 +251,7 @@ def _report(
             into[1] += step.counts.get(name, 0.0)
         for name, value in step.seconds.items():
             seconds[name] = seconds.get(name, 0.0) + value
-    last = stats[-1]
-    gauges = {"grad_norm": last.grad_norm, "lr": last.lr}
+    gauges = {"grad_norm": stats[-1].grad_norm, "lr": stats[-1].lr} if stats else {}
     return TrainReport(
         rollout_id=rollout_id,
         num_steps=len(stats),

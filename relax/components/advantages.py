@@ -18,7 +18,7 @@ from relax.utils.errors import UserCodeError
 
 
 class Advantages(Role):
-    """Reads `rollout`, writes `advantages`.
+    """Reads `rollout`, writes `advantages`. Advantages look at one group, so a rollout may come in parts.
 
     consumes   rewards, loss masks       waits for   rollout to release the groups
     produces   advantages, loss_weight   feeds       actor
@@ -32,15 +32,18 @@ class Advantages(Role):
         super().__init__()
         self._bus, self._options, self._deadline_s = bus, options, deadline_s
         self._group_size, self._global_batch_size = group_size, global_batch_size
+        self._rewarded: tuple[int, int] = (-1, 0)  # rollout, rewards in its parts so far
 
-    async def compute(self, rollout_id: int, groups: tuple[int, ...]) -> AdvantageReport:
-        """Advantages over whole groups, weights over whole optimizer steps, groups in uid order."""
+    async def compute(self, rollout_id: int, groups: tuple[int, ...], last: bool = True) -> AdvantageReport:
+        """Advantages over whole groups, in uid order. A part lies within one optimizer step, or is whole steps."""
         partition = partition_of(rollout_id)
         tables = await self._bus.get(partition, ("rollout",), groups, deadline_s=self._deadline_s)
         rows = [tables["rollout"][uid].columns for uid in sorted(groups)]
         if self._options.invalid_reward == "fail":
             _check_rewards(sorted(groups), rows)
-        if not any(np.isfinite(row["reward"]).any() for row in rows):
+        before = self._rewarded[1] if self._rewarded[0] == rollout_id else 0
+        self._rewarded = (rollout_id, before + sum(int(np.isfinite(row["reward"]).sum()) for row in rows))
+        if last and not self._rewarded[1]:
             raise UserCodeError(
                 f"no sample of rollout {rollout_id} has a reward: each one failed or was not a finite number; what it "
                 "raised is in the log of the rollout role",
@@ -75,7 +78,7 @@ class Advantages(Role):
                 max_response_len=options.rollout_max_response_len,
             )
             weights += reduction.weights
-            divisors.append(reduction.divisor)
+            divisors.append(float(reduction.counted))
         columns, first = [], 0
         for row, size in zip(rows, sizes, strict=True):
             last = first + size

@@ -94,18 +94,21 @@ class ReleaseReport:
     groups: tuple[ReleasedGroup, ...]  # in uid order
     metrics: Mapping[str, tuple[float, float]]  # {metric: (sum, count)}
     maxima: Mapping[str, float]
+    last: bool = True  # the rollout has no further part
 
 
 @dataclass(frozen=True)
 class TrainTask:
-    """One rollout's training. Every rank gets the same task and cuts out its own share."""
+    """One rollout's training, or that of its next part. Every rank gets the same task and cuts out its own share."""
 
     rollout_id: int
     groups: tuple[ReleasedGroup, ...]  # in uid order
     tables: tuple[str, ...]  # besides `rollout` and `media`
-    divisors: tuple[float, ...]  # one for each optimizer step
+    divisors: tuple[float, ...]  # see AdvantageReport
     score_reference: bool = False  # the actor computes ref_logprobs with its kept copy
     score_old: bool = False  # the actor computes old_logprobs before its first step
+    first: bool = True  # part of the rollout
+    last: bool = True
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,9 @@ class Settled:
 
 @dataclass(frozen=True)
 class AdvantageReport:
-    divisors: tuple[float, ...]
+    divisors: tuple[
+        float, ...
+    ]  # what is counted in each optimizer step that the groups belong to; of a part, its share
     metrics: Mapping[str, tuple[float, float]]
     stop_requested: bool = False
 
@@ -197,7 +202,9 @@ class RolloutHandle(Protocol):
         """Stop groups that were dropped by a decision, and forget them."""
         ...
 
-    async def release(self, rollout_id: int, groups: tuple[int, ...]) -> ReleaseReport: ...
+    async def release(self, rollout_id: int, groups: tuple[int, ...], last: bool = True) -> ReleaseReport:
+        """Put groups on the bus, `last` those that end the rollout."""
+        ...
 
     async def install(self, manifest: WeightManifest) -> tuple[EngineStatus, ...]: ...
 
@@ -275,7 +282,7 @@ class ForwardHandle(Protocol):
 
 
 class AdvantagesHandle(Protocol):
-    async def compute(self, rollout_id: int, groups: tuple[int, ...]) -> AdvantageReport: ...
+    async def compute(self, rollout_id: int, groups: tuple[int, ...], last: bool = True) -> AdvantageReport: ...
 
 
 @dataclass

@@ -136,6 +136,7 @@ class Rollout(Role):
         self._holds: set[str] = set()  # why generation is paused
         self._update: asyncio.Task[None] | None = None  # ends a weight update that nobody ends
         self._overlong_in_a_row = 0  # prompts left out since the last one that fitted
+        self._parts: list[ReadyGroup] = []  # released groups of the rollout that is not whole yet
         self._released: dict[str, tuple[int, ...]] = {}  # partition -> groups, for the details
         self._preparing: dict[int, asyncio.Task[None]] = {}
         self._reading: set[asyncio.Task[None]] = set()
@@ -394,8 +395,8 @@ class Rollout(Role):
                 task.cancel()
         self._generator.discard(groups)
 
-    async def release(self, rollout_id: int, groups: tuple[int, ...]) -> ReleaseReport:
-        """Put bound groups on the bus and write their results."""
+    async def release(self, rollout_id: int, groups: tuple[int, ...], last: bool = True) -> ReleaseReport:
+        """Put bound groups on the bus; with the last ones, write the results of the rollout."""
         ready = [self._ready.pop(number) for number in sorted(groups)]
         partition = partition_of(rollout_id)
         await pause_at("put")
@@ -403,16 +404,11 @@ class Rollout(Role):
         if with_media:
             await self._bus.put(partition, "media", with_media)
         await self._bus.put(partition, "rollout", [r.block for r in ready])
-        await self._blocking(self._trace.roll, str(rollout_id + 1))  # groups are kept there at the same time
-        if self._details is not None:
-            self._released[partition] = tuple(r.block.uid for r in ready)
-            tables = {"rollout": [r.block for r in ready], "media": with_media}
-            await self._blocking(self._details.write, "rollout_data", rollout_id, tables)
-        if self._settings.result_dir is not None:
-            path = result_path(self._settings.result_dir, "train", rollout_id)
-            rows = [{**row, "rollout_id": rollout_id} for r in ready for row in r.rows]
-            await self._blocking(write_results, path, rows)
-        self.step = rollout_id + 1
+        self._parts += ready
+        if last:
+            whole, self._parts = sorted(self._parts, key=lambda r: r.block.uid), []
+            await self._write_rollout(rollout_id, whole)
+            self.step = rollout_id + 1
         sums, maxima = release_metrics(
             rollout_id,
             [r.block for r in ready],
@@ -428,7 +424,19 @@ class Rollout(Role):
             )
             for r in ready
         )
-        return ReleaseReport(released, sums, maxima)
+        return ReleaseReport(released, sums, maxima, last)
+
+    async def _write_rollout(self, rollout_id: int, ready: Sequence[ReadyGroup]) -> None:
+        await self._blocking(self._trace.roll, str(rollout_id + 1))  # groups are kept there at the same time
+        if self._details is not None:
+            self._released[partition_of(rollout_id)] = tuple(r.block.uid for r in ready)
+            media = [Block(r.block.uid, media_columns(r.media)) for r in ready if r.media]
+            tables = {"rollout": [r.block for r in ready], "media": media}
+            await self._blocking(self._details.write, "rollout_data", rollout_id, tables)
+        if self._settings.result_dir is not None:
+            path = result_path(self._settings.result_dir, "train", rollout_id)
+            rows = [{**row, "rollout_id": rollout_id} for r in ready for row in r.rows]
+            await self._blocking(write_results, path, rows)
 
     async def drop(self, partition: str) -> None:
         """Forget a partition whose training is done."""

@@ -13,8 +13,10 @@ from relax.backends.base import Part
 from relax.components.messages import ReleasedGroup, partition_of
 from relax.data.columns import TrainSequence, media_from_columns, sequences
 from relax.distributed.bus.base import Bus
-from relax.schedule.batch_plan import BatchPlan, plan_batches, plan_groups
+from relax.schedule.batch_plan import BatchPlan, StreamedPlan, groups_of_step, plan_groups
 from relax.utils.types import MediaFeatures
+
+Uid = tuple[int, int]  # (group, place in the group)
 
 
 @dataclass(frozen=True)
@@ -27,28 +29,25 @@ class BatchSettings:
     micro_batch_size: int = 1
 
 
-def make_plan(groups: Sequence[ReleasedGroup], settings: BatchSettings, dp_size: int) -> BatchPlan[tuple[int, int]]:
-    """The batch plan over (group, place in the group), in uid order."""
-    uids = [(g.group, place) for g in groups for place in range(len(g.lengths))]
-    lengths = [length for g in groups for length in g.lengths]
-    return plan_batches(
-        uids,
-        lengths,
-        group_size=settings.group_size,
-        global_batch_size=settings.global_batch_size,
+def start_plan(settings: BatchSettings, dp_size: int) -> StreamedPlan[Uid]:
+    """The batch plan of one rollout, to be extended by its groups in the order of training."""
+    return StreamedPlan(
+        groups_per_step=groups_of_step(settings.group_size, settings.global_batch_size),
         dp_size=dp_size,
         max_tokens=settings.max_tokens,
         micro_batch_size=settings.micro_batch_size,
-        group_sizes=[len(g.lengths) for g in groups],
     )
 
 
-def make_scoring_plan(
-    groups: Sequence[ReleasedGroup], settings: BatchSettings, dp_size: int
-) -> BatchPlan[tuple[int, int]]:
+def plan_items(groups: Sequence[ReleasedGroup]) -> list[list[tuple[Uid, int]]]:
+    """Each group as (uid, length) of its samples; a uid is (group, place in the group)."""
+    return [[((g.group, place), length) for place, length in enumerate(g.lengths)] for g in groups]
+
+
+def make_scoring_plan(groups: Sequence[ReleasedGroup], settings: BatchSettings, dp_size: int) -> BatchPlan[Uid]:
     """One pass over the rollout in which a rank takes whole groups, because it writes whole rows."""
     return plan_groups(
-        [[((g.group, place), length) for place, length in enumerate(g.lengths)] for g in groups],
+        plan_items(groups),
         dp_size=dp_size,
         max_tokens=settings.max_tokens,
         micro_batch_size=settings.micro_batch_size,
@@ -60,7 +59,7 @@ async def read_parts(
     rollout_id: int,
     groups: Sequence[ReleasedGroup],
     tables: Sequence[str],
-    plan: BatchPlan[tuple[int, int]],
+    plan: BatchPlan[Uid],
     dp_rank: int,
     *,
     deadline_s: float,
@@ -72,7 +71,7 @@ async def read_parts(
     partition = partition_of(rollout_id)
     rows = await bus.get(partition, ("rollout", *tables), wanted, deadline_s=deadline_s)
     media = await bus.get(partition, ("media",), with_media, deadline_s=deadline_s) if with_media else {"media": {}}
-    found: dict[tuple[int, int], TrainSequence] = {}
+    found: dict[Uid, TrainSequence] = {}
     for group in wanted:
         features = media_from_columns(media["media"][group].columns) if group in media["media"] else []
         others: list[Mapping] = [rows[table][group].columns for table in tables]
@@ -81,9 +80,9 @@ async def read_parts(
     return [Part(tuple(tuple(found[uid] for uid in micro) for micro in step)) for step in mine]
 
 
-def part_checksums(parts: Iterable[Part]) -> dict[str, dict[tuple[int, int], str]]:
+def part_checksums(parts: Iterable[Part]) -> dict[str, dict[Uid, str]]:
     """{column: {uid: crc32 in hex}} of everything that the sequences are trained on, tokens and media included."""
-    sums: dict[str, dict[tuple[int, int], str]] = {}
+    sums: dict[str, dict[Uid, str]] = {}
     media: dict[int, int] = {}  # id(item) -> crc32: the samples of a group share their items
     for sequence in (s for part in parts for micro in part.micro_batches for s in micro):
         columns = {"tokens": sequence.tokens, "loss_mask": sequence.loss_mask, **sequence.columns}

@@ -134,6 +134,23 @@ def fault_tolerance(config: RunConfig) -> Iterator[str]:
         yield "--use-fault-tolerance needs --fully-async or --hybrid, without --inline: else no engine starts again"
 
 
+def streaming(config: RunConfig) -> Iterator[str]:
+    parts = config.cluster.num_iters_per_train_update
+    if parts > 1 and not config.overlaps:
+        yield (
+            f"--num-iters-per-train-update {parts} trains on parts of a rollout while the others are generated, and "
+            f"{'with --colocate' if config.cluster.colocate else 'here'} generation and training alternate: add "
+            "--fully-async or --hybrid, or leave it out"
+        )
+    if parts == 1 and config.cluster.stream_order != "uid":
+        yield (
+            f"--stream-order {config.cluster.stream_order} has no effect on rollouts that are trained as a whole: add "
+            "--num-iters-per-train-update, at least 2"
+        )
+    if config.cluster.deterministic and config.cluster.stream_order != "uid":
+        yield "--stream-order arrival follows what ends first, which --deterministic excludes: keep one of the two"
+
+
 def inline(config: RunConfig) -> Iterator[str]:
     """One process holds one training rank, one native engine and an in-memory bus."""
     if not config.cluster.inline:
@@ -391,6 +408,7 @@ RULES: tuple[Rule, ...] = (
     micro_batches,
     modes,
     fault_tolerance,
+    streaming,
     inline,
     resources,
     conversion,

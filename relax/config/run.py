@@ -133,6 +133,12 @@ class RunConfig:
         return self.samples_per_rollout // self.global_batch_size
 
     @property
+    def parts_per_rollout(self) -> int:
+        """Parts in which a rollout is handed to training; 1: as a whole."""
+        parts = self.cluster.num_iters_per_train_update
+        return parts * self.steps_per_rollout if parts > 1 else 1
+
+    @property
     def over_sampling_surplus(self) -> int:
         """Groups that a round may start beyond the ones it trains on."""
         return resolved(self.rollout.over_sampling_batch_size) - self.prompts_per_rollout

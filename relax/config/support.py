@@ -9,7 +9,6 @@ TRAIN_BACKENDS = ("fsdp",)
 # removed in the change that makes its flag work.
 PENDING: frozenset[str] = frozenset(
     {
-        "num_iters_per_train_update",
         "offload_train",
         "offload_rollout",
         "log_probs_max_tokens_per_gpu",

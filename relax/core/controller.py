@@ -290,6 +290,8 @@ def gate_settings(config: RunConfig, num_rollouts: int) -> GateSettings:
         surplus=config.over_sampling_surplus,
         stale_policy=config.cluster.stale_token_policy,
         deterministic=config.cluster.deterministic,
+        parts=config.parts_per_rollout,
+        arrival_order=config.cluster.stream_order == "arrival",
     )
 
 
@@ -311,6 +313,7 @@ def loop_settings(config: RunConfig, folder: RunFolder) -> LoopSettings:
         ref_update_interval=config.algorithm.ref_update_interval,
         actor_scores_reference=config.uses_kl and "reference" not in config.resource,
         actor_scores_old=config.old_log_probs_role == "actor",
+        parts_per_step=config.cluster.num_iters_per_train_update,
         eval_interval=config.eval.eval_interval,
         eval_before_train=not config.eval.skip_eval_before_train,
         save_dir=folder.root if config.checkpoint.save else None,

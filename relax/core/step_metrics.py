@@ -34,6 +34,7 @@ class StepMetrics:
         self._ended = clock.now()
         self._sampled = 0
         self._trained_tokens = 0.0
+        self._waited_s = 0.0
         self.num_steps = 0
         self.steps: list[dict[str, float]] = []  # what lies on each step's critical path
 
@@ -48,7 +49,14 @@ class StepMetrics:
         self._metrics.count(f"rollout/dropped_groups/{reason}")
 
     def start_step(self, waited_s: float) -> None:
-        self._metrics.gauge("perf/wait_s/actor", waited_s)
+        """Training begins, after it waited for the rollout or its first part."""
+        self._waited_s = 0.0
+        self.waited(waited_s)
+
+    def waited(self, seconds: float) -> None:
+        """Training stood still, for a further part."""
+        self._waited_s += seconds
+        self._metrics.gauge("perf/wait_s/actor", self._waited_s)
 
     def trained(self, release: ReleaseReport, advantages: AdvantageReport, report: TrainReport) -> None:
         metrics = self._metrics

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from relax.components.messages import (
     AcceptedGroup,
+    AdvantageReport,
     EngineStatus,
     EvalReport,
     GroupOrder,
@@ -35,6 +36,7 @@ from relax.components.messages import (
     partition_of,
 )
 from relax.core.checkpoint import REFERENCE, RunState, write_checkpoint
+from relax.core.part_reports import join_advantages, join_releases, join_trainings
 from relax.core.prompt_order import PromptOrder
 from relax.core.run_folder import RunFolder
 from relax.core.step_metrics import StepMetrics
@@ -62,6 +64,7 @@ class LoopSettings:
     ref_update_interval: int | None = None
     actor_scores_reference: bool = False
     actor_scores_old: bool = False
+    parts_per_step: int = 1  # of an optimizer step, when a rollout is trained part after part
     eval_interval: int | None = None
     eval_before_train: bool = True
     save_dir: Path | None = None
@@ -230,7 +233,7 @@ class TrainingLoop:
             self.decide(event)
             self._take_next()
             drops = self._drop_unusable()
-            release = await self.roles.rollout.release(event.rollout_id, event.groups)
+            release = await self.roles.rollout.release(event.rollout_id, event.groups, event.last)
             await self._bound.put(release)
             await self._stop_groups(drops)
         await self._notify()
@@ -284,22 +287,8 @@ class TrainingLoop:
             await self.roles.rollout.offload()
             await self.roles.actor.onload()
         self._take(rollout_id)
-        groups = release.groups
-        forwards = [role.score(rollout_id, groups) for role in (self.roles.reference, self.roles.actor_fwd) if role]
-        advantages, *scored = await asyncio.gather(
-            self.roles.advantages.compute(rollout_id, tuple(g.group for g in groups)), *forwards
-        )
         started = self.clock.now()
-        task = TrainTask(
-            rollout_id=rollout_id,
-            groups=groups,
-            tables=self.settings.tables,
-            divisors=advantages.divisors,
-            score_reference=self.settings.actor_scores_reference,
-            score_old=self.settings.actor_scores_old,
-        )
-        report: TrainReport = await self.roles.actor.train(task)
-        self.stop_requested |= any(answer.stop_requested for answer in (report, advantages, *scored))
+        release, advantages, report = await self._train_parts(rollout_id, release)
         if self._deterministic:
             await self._exhausted()
         self._step(rollout_id)
@@ -307,6 +296,56 @@ class TrainingLoop:
         self.journal.append(ev.Timing("train", rollout_id, started, self.clock.now() - started))
         self.metrics.trained(release, advantages, report)
         await self.roles.rollout.drop(partition_of(rollout_id))
+
+    async def _train_parts(
+        self, rollout_id: int, first: ReleaseReport
+    ) -> tuple[ReleaseReport, AdvantageReport, TrainReport]:
+        """Train a rollout part after part, or as one part; meanwhile the next one is prepared."""
+        releases: list[ReleaseReport] = []
+        advantages: list[AdvantageReport] = []
+        reports: list[TrainReport] = []
+        prepared: asyncio.Queue[tuple[ReleaseReport, AdvantageReport]] = asyncio.Queue()
+        async with asyncio.TaskGroup() as preparing:
+            preparing.create_task(self._prepare_parts(rollout_id, first, prepared))
+            while not releases or not releases[-1].last:
+                waited = self.clock.now()
+                release, weighed = await prepared.get()
+                if releases:
+                    self.metrics.waited(self.clock.now() - waited)
+                task = TrainTask(
+                    rollout_id=rollout_id,
+                    groups=release.groups,
+                    tables=self.settings.tables,
+                    divisors=weighed.divisors,
+                    score_reference=self.settings.actor_scores_reference,
+                    score_old=self.settings.actor_scores_old,
+                    first=not releases,
+                    last=release.last,
+                )
+                releases.append(release)
+                advantages.append(weighed)
+                reports.append(await self.roles.actor.train(task))
+        report = join_trainings(reports)
+        self.stop_requested |= report.stop_requested
+        return join_releases(releases), join_advantages(advantages, self.settings.parts_per_step), report
+
+    async def _prepare_parts(
+        self, rollout_id: int, release: ReleaseReport, prepared: asyncio.Queue[tuple[ReleaseReport, AdvantageReport]]
+    ) -> None:
+        """Let the other roles write their columns, part after part."""
+        while True:
+            groups = release.groups
+            forwards = [
+                role.score(rollout_id, groups) for role in (self.roles.reference, self.roles.actor_fwd) if role
+            ]
+            advantages, *scored = await asyncio.gather(
+                self.roles.advantages.compute(rollout_id, tuple(g.group for g in groups), release.last), *forwards
+            )
+            self.stop_requested |= any(answer.stop_requested for answer in (advantages, *scored))
+            await prepared.put((release, advantages))
+            if release.last:
+                return
+            release = await self._bound.get()
 
     def _step(self, rollout_id: int) -> None:
         """The weights contain the rollout: its groups are done with."""
@@ -322,8 +361,8 @@ class TrainingLoop:
             self.decide(ev.Taken(rollout_id, 0))
 
     def _take_next(self) -> None:
-        """In deterministic mode a rollout counts as taken as soon as it is bound and those before it are trained."""
-        if self._deterministic and self.scheduler.stepped < self.scheduler.next_rollout:
+        """In deterministic mode a rollout counts as taken once a part is bound and those before it are trained."""
+        if self._deterministic and self.scheduler.stepped in self.scheduler.bound:
             self._take(self.scheduler.stepped)
 
     async def _exhausted(self) -> None:

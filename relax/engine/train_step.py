@@ -3,35 +3,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from relax.algorithms.reduce import divisor_of
 from relax.backends.base import LossFunction, Part, StepStats, TrainBackend
+from relax.utils.errors import InternalError
 
 
-def train_rollout(
-    backend: TrainBackend, steps: Sequence[Part], loss: LossFunction, divisors: Sequence[float]
-) -> list[StepStats]:
-    """Take one optimizer step for each part and return what each measured. Collective.
+class RolloutSteps:
+    """The optimizer steps of one rollout. Their micro-batches may come in pieces, in the order of the batch plan.
 
-    Args:
-        divisors: what the gradient sum of each step is divided by, the same number on every rank.
+    Gradients add up undivided over the pieces of a step and are scaled once, by the divisor of the whole step, which
+    is known when its last piece is. So the pieces need not be known in advance, and their number changes nothing.
     """
-    return [train_step(backend, [part], loss, divisor) for part, divisor in zip(steps, divisors, strict=True)]
 
+    def __init__(self, backend: TrainBackend, loss: LossFunction) -> None:
+        self._backend, self._loss = backend, loss
+        self._counted: dict[int, float] = {}
+        self._stats = StepStats()  # of the step in progress
 
-def train_step(backend: TrainBackend, parts: Sequence[Part], loss: LossFunction, divisor: float) -> StepStats:
-    """One optimizer step from one or several streamed parts, given in the order of the batch plan."""
-    total = StepStats()
-    for part in parts:
-        _add(total, backend.backward(part, loss))
-    stepped = backend.step(divisor)
-    total.grad_norm, total.lr, total.gradient = stepped.grad_norm, stepped.lr, stepped.gradient
-    _add(total, stepped)
-    return total
+    def count(self, first_step: int, divisors: tuple[float, ...]) -> None:
+        """Add what groups of the steps `first_step`, `first_step + 1`, ... count for their divisors."""
+        for step, counted in enumerate(divisors, first_step):
+            self._counted[step] = self._counted.get(step, 0.0) + counted
 
-
-def _add(total: StepStats, part: StepStats) -> None:
-    for name in ("sums", "counts", "seconds"):
-        into = getattr(total, name)
-        for key, value in getattr(part, name).items():
-            into[key] = into.get(key, 0.0) + value
+    def train(self, step: int, part: Part, *, ends_step: bool) -> StepStats | None:
+        """Add the gradient of a piece; with the last one, take the step and return what it measured. Collective."""
+        self._stats.add(self._backend.backward(part, self._loss))
+        if not ends_step:
+            return None
+        if step not in self._counted:
+            raise InternalError(f"optimizer step {step} of the rollout has no divisor")
+        total, self._stats = self._stats, StepStats()
+        stepped = self._backend.step(divisor_of(self._counted.pop(step)))
+        total.grad_norm, total.lr, total.gradient = stepped.grad_norm, stepped.lr, stepped.gradient
+        total.add(stepped)
+        return total

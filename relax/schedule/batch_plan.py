@@ -4,7 +4,9 @@
     rollout -> optimizer steps (global_batch_size samples, groups whole) -> micro-batches (next-fit by real tokens in
     uid order) -> data-parallel ranks (dealt round robin, padded with empty micro-batches)
 
-Nothing depends on arrival order, so streamed and whole training take the same cuts.
+A rollout may come in parts (`StreamedPlan`). Next-fit never looks back, so all micro-batches of a part but the last,
+which the next part may still fill, are final: they are handed out, and streamed and whole training take the same cuts
+in the same order.
 """
 
 from __future__ import annotations
@@ -25,9 +27,61 @@ class BatchPlan(Generic[Uid]):
 
     steps: tuple[tuple[tuple[tuple[Uid, ...], ...], ...], ...]
 
-    @property
-    def num_steps(self) -> int:
-        return len(self.steps)
+
+@dataclass(frozen=True)
+class PlanPiece(Generic[Uid]):
+    """Micro-batches of optimizer step `step` that are final; `ranks[rank][m]` is a tuple of uids."""
+
+    step: int
+    ranks: tuple[tuple[tuple[Uid, ...], ...], ...]
+    ends_step: bool
+
+
+class StreamedPlan(Generic[Uid]):
+    """The batch plan of one rollout whose groups come in parts, or all at once.
+
+    `max_tokens` (per micro-batch and rank) makes dynamic micro-batches, else `micro_batch_size` static ones. The
+    pieces of a step, joined, are the step: they do not depend on how the groups came.
+    """
+
+    def __init__(
+        self, *, groups_per_step: int, dp_size: int, max_tokens: int | None, micro_batch_size: int | None = None
+    ) -> None:
+        self._groups_per_step, self._dp_size = groups_per_step, dp_size
+        self._cut = (max_tokens, micro_batch_size)
+        self.step = 0  # the step that the next group belongs to
+        self._groups = 0  # of this step
+        self._uids: list[Uid] = []
+        self._lengths: list[int] = []
+        self._given = 0  # micro-batches of this step that were handed out
+
+    def extend(self, groups: Sequence[Sequence[tuple[Uid, int]]], *, last: bool) -> list[PlanPiece[Uid]]:
+        """Add groups, each a sequence of (uid, length), and return what has become final. `last` ends the rollout."""
+        pieces = []
+        for group in groups:
+            self._uids += [uid for uid, _ in group]
+            self._lengths += [length for _, length in group]
+            self._groups += 1
+            if self._groups == self._groups_per_step:
+                pieces.append(self._piece(ends_step=True))
+        if self._groups:
+            pieces.append(self._piece(ends_step=last))
+        return [piece for piece in pieces if piece.ends_step or any(piece.ranks)]
+
+    def _piece(self, *, ends_step: bool) -> PlanPiece[Uid]:
+        micro = _micro_batches(self._uids, self._lengths, *self._cut)
+        if ends_step:
+            micro += [()] * (-len(micro) % self._dp_size)
+        else:  # the last one is open; every rank must get equally many
+            micro = micro[: (len(micro) - 1) // self._dp_size * self._dp_size]
+        new = micro[self._given :]
+        ranks = tuple(tuple(new[rank :: self._dp_size]) for rank in range(self._dp_size))
+        piece = PlanPiece(self.step, ranks, ends_step)
+        self._given = len(micro)
+        if ends_step:
+            self.step += 1
+            self._groups, self._given, self._uids, self._lengths = 0, 0, [], []
+        return piece
 
 
 def split_steps(
@@ -38,18 +92,23 @@ def split_steps(
     `global_batch_size` must hold whole groups; the last step may be smaller when groups were dropped. With
     `group_sizes`, for groups that fanned out, a step takes as many groups as it would at their ordinary size.
     """
-    if global_batch_size % group_size:
-        raise ConfigError(
-            f"--global-batch-size {global_batch_size} does not hold whole groups of "
-            f"--n-samples-per-prompt {group_size}; use a multiple of {group_size}"
-        )
+    in_step = groups_of_step(group_size, global_batch_size)
     if group_sizes is None:
         return [(s, min(s + global_batch_size, num_samples)) for s in range(0, num_samples, global_batch_size)]
     if sum(group_sizes) != num_samples:
         raise ValueError(f"groups of {sum(group_sizes)} samples in all, but {num_samples} samples")
     ends = [0, *accumulate(group_sizes)]
-    groups = range(0, len(group_sizes), global_batch_size // group_size)
-    return [(ends[g], ends[min(g + groups.step, len(group_sizes))]) for g in groups]
+    return [(ends[g], ends[min(g + in_step, len(group_sizes))]) for g in range(0, len(group_sizes), in_step)]
+
+
+def groups_of_step(group_size: int, global_batch_size: int) -> int:
+    """Groups of one optimizer step."""
+    if global_batch_size % group_size:
+        raise ConfigError(
+            f"--global-batch-size {global_batch_size} does not hold whole groups of "
+            f"--n-samples-per-prompt {group_size}; use a multiple of {group_size}"
+        )
+    return global_batch_size // group_size
 
 
 def cut_by_tokens(lengths: Sequence[int], max_tokens: int) -> list[tuple[int, int]]:
@@ -72,31 +131,6 @@ def cut_by_count(num_samples: int, micro_batch_size: int) -> list[tuple[int, int
     if micro_batch_size < 1:
         raise ConfigError(f"--micro-batch-size must be at least 1, got {micro_batch_size}")
     return [(s, min(s + micro_batch_size, num_samples)) for s in range(0, num_samples, micro_batch_size)]
-
-
-def plan_batches(
-    uids: Sequence[Uid],
-    lengths: Sequence[int],
-    *,
-    group_size: int,
-    global_batch_size: int,
-    dp_size: int,
-    max_tokens: int | None,
-    micro_batch_size: int | None = None,
-    group_sizes: Sequence[int] | None = None,
-) -> BatchPlan[Uid]:
-    """Cut one rollout's samples, given in uid order, into steps, ranks and micro-batches.
-
-    `max_tokens` (per micro-batch and rank) makes dynamic micro-batches, else `micro_batch_size` static ones.
-    """
-    if len(uids) != len(lengths):
-        raise ValueError(f"{len(uids)} uids but {len(lengths)} lengths")
-    steps = []
-    for start, end in split_steps(len(uids), group_size, global_batch_size, group_sizes=group_sizes):
-        micro = _micro_batches(uids[start:end], lengths[start:end], max_tokens, micro_batch_size)
-        micro += [()] * (-len(micro) % dp_size)
-        steps.append(tuple(tuple(micro[rank::dp_size]) for rank in range(dp_size)))
-    return BatchPlan(tuple(steps))
 
 
 def plan_groups(

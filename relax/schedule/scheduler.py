@@ -22,6 +22,10 @@ Deterministic mode: results are taken in the order of their group ids, a rollout
 the smallest ids, and an engine changes its version only when the gate has nothing left to admit under the old one
 (`exhausted`). So no decision follows from which of two things happened first.
 
+Parts: with `parts` > 1 a rollout is bound piece by piece, so that training starts before the last group has ended. By
+id (the default) the pieces are the smallest ids in order, which makes the very rollout that would be bound as a whole
+in deterministic mode; in arrival order they are what has ended first.
+
 Every change goes through `apply(event)`, so that replaying a journal rebuilds the state.
 """
 
@@ -55,11 +59,23 @@ class GateSettings:
     surplus: int = 0
     deterministic: bool = False  # decisions follow group ids and versions, never the order of arrival
     stale_policy: str = "wait"  # "wait" for a group at its deadline, or "drop" it once it is too old
+    parts: int = 1  # equal pieces in which a rollout is bound
+    arrival_order: bool = False  # of the pieces; False: smallest ids first
 
     @property
     def capacity(self) -> int:
         """Most groups that may be open: (max_staleness + 1) rollouts, plus what over-sampling may waste."""
         return (self.max_staleness + 1) * self.rollout_batch_size + self.surplus
+
+    @property
+    def part_size(self) -> int:
+        """Groups that are bound at a time."""
+        return self.rollout_batch_size // self.parts
+
+    @property
+    def by_id(self) -> bool:
+        """Whether the smallest ids are bound, not the first finished."""
+        return self.deterministic or (self.parts > 1 and not self.arrival_order)
 
 
 @dataclass
@@ -113,7 +129,7 @@ class Scheduler:
         room = self.settings.capacity - len(self.open)
         # What the rest of the run can still use; without the cap the end of a run generates for nobody.
         useful = self.settings.num_rollouts * self.settings.rollout_batch_size + self.settings.surplus
-        already = self.next_rollout * self.settings.rollout_batch_size + self._unbound()
+        already = (self.next_rollout + 1) * self.settings.rollout_batch_size - self.seats + self._unbound()
         return max(0, min(room, useful - already))
 
     @property
@@ -143,8 +159,8 @@ class Scheduler:
         return drops
 
     def bind(self) -> ev.Bound | None:
-        """The next rollout, once enough groups are accepted."""
-        size = self.settings.rollout_batch_size
+        """The next rollout or its next part, once enough groups are accepted."""
+        size = self.settings.part_size
         if self.next_rollout >= self.settings.num_rollouts or len(self.accepted) < size:
             return None
         # Age is looked at here, not where a group came in: versions pass while it waits. `unusable` drops the others.
@@ -156,7 +172,7 @@ class Scheduler:
         ready = [number for number in self.accepted if number in usable]
         if len(ready) < size:
             return None
-        if self.settings.deterministic:
+        if self.settings.by_id:
             chosen = tuple(sorted(ready)[:size])
             if any(g.state is GroupState.ADMITTED and number < chosen[-1] for number, g in usable.items()):
                 return None
@@ -170,23 +186,23 @@ class Scheduler:
             if feasible is None:
                 return None
             chosen = feasible
-        return ev.Bound(self.next_rollout, chosen, last=True)
+        return ev.Bound(self.next_rollout, chosen, last=self.seats == size)
 
     def _meeting_deadlines(self, ready: list[int], deadlines: dict[int, int]) -> tuple[int, ...] | None:
         """The first finished groups, in completion order, that leave every deadline of the others feasible.
 
-        With N(d) unbound groups of deadline <= d, rollouts r .. d can still take (d - r + 1) * size of them. So at
-        least N(d) - (d - r) * size of the seats of rollout r belong to deadlines <= d, and at most the rest to later
-        ones.
+        With N(d) unbound groups of deadline <= d, the rollouts r + 1 .. d can take (d - r) * rollout_batch_size of
+        them. So at least N(d) - (d - r) * rollout_batch_size of the free seats of rollout r belong to deadlines <= d,
+        and at most the rest to later ones.
         """
-        size = self.settings.rollout_batch_size
+        size = self.settings.part_size
         pending = Counter(deadlines.values())
         seats_after: dict[int, int] = {}  # deadline -> seats of this rollout that later deadlines may take
         due = 0
         for deadline in sorted(pending):
             due += pending[deadline]
-            must = due - max(0, deadline - self.next_rollout) * size
-            seats_after[deadline] = size - max(0, must)
+            must = due - max(0, deadline - self.next_rollout) * self.settings.rollout_batch_size
+            seats_after[deadline] = self.seats - max(0, must)
         chosen: list[int] = []
         for number in ready:
             earlier = [d for d in seats_after if d < deadlines[number]]
@@ -199,10 +215,15 @@ class Scheduler:
         return None
 
     def needed(self) -> int:
-        """Accepted groups still missing for the next rollout."""
+        """Accepted groups still missing for the next rollout or part."""
         if self.next_rollout >= self.settings.num_rollouts:
             return 0
-        return max(0, self.settings.rollout_batch_size - len(self.accepted))
+        return max(0, self.settings.part_size - len(self.accepted))
+
+    @property
+    def seats(self) -> int:
+        """Groups that the next rollout still takes."""
+        return self.settings.rollout_batch_size - len(self.bound.get(self.next_rollout, ()))
 
     @property
     def finished(self) -> bool:
@@ -270,6 +291,10 @@ class Scheduler:
     def _on_bound(self, event: ev.Bound) -> None:
         if event.rollout_id != self.next_rollout:
             raise InternalError(f"rollout {event.rollout_id} was bound, next is {self.next_rollout}")
+        if len(event.groups) > self.seats:
+            raise InternalError(
+                f"rollout {event.rollout_id} has {self.seats} seats left for {len(event.groups)} groups"
+            )
         for number in event.groups:
             group = self._expect(number, GroupState.ACCEPTED)
             group.state, group.rollout_id = GroupState.BOUND, event.rollout_id

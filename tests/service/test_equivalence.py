@@ -62,3 +62,44 @@ def test_a_hybrid_run_may_be_ahead_of_its_weights_by_the_staleness_and_no_more(i
     assert len(done.ages()) == 16
     assert max(done.ages()) == 1
     assert done.metrics("train/kl_loss")[0] == pytest.approx(0.0, abs=1e-9)  # computed by the actor's kept copy
+
+
+# ------------------------------------------------------------------ streamed
+
+
+STREAMED = ("--num-iters-per-train-update", "2")
+TWO_STEPS = {"global_batch_size": 4}
+
+
+def test_a_streamed_rollout_gives_the_weights_of_the_whole_one(by_mode, inputs, tmp_path):
+    done = short_run(inputs, tmp_path / "streamed", "--hybrid", "--num-iters-per-train-update", "4")
+    assert weights_of(done.folder) == weights_of(by_mode["hybrid"].folder)
+    bound = [(e["rollout_id"], e["groups"], e["last"]) for e in done.events("bound")]
+    assert bound == [(r, [4 * r + g], g == 3) for r in range(2) for g in range(4)]
+    # what a step measured is the same too, and so are the samples
+    whole = by_mode["hybrid"]
+    for name in ("train/policy_loss", "train/kl_loss", "train/grad_norm", "train/entropy", "train/trained_tokens"):
+        assert done.metrics(name) == whole.metrics(name), name
+    assert done.samples(1) == whole.samples(1)
+
+
+def test_two_optimizer_steps_a_rollout_stream_alike_in_every_mode(inputs, tmp_path):
+    """Old log-probs are those of the weights before the first step, though later parts come after it."""
+    four = FOUR_ROLES.replace("}", ',"actor_fwd":[1,1]}')
+    runs = {
+        "colocate": ("--colocate",),
+        "hybrid": ("--hybrid", *STREAMED),
+        "async": ("--fully-async", "--no-use-rollout-logprobs", "--resource", four, *STREAMED),
+    }
+    done = {name: short_run(inputs, tmp_path / name, *words, **TWO_STEPS) for name, words in runs.items()}
+    expected = weights_of(done["colocate"].folder)
+    for name, run in done.items():
+        assert weights_of(run.folder) == expected, name
+        assert run.metrics("train/optimizer_steps") == [2.0, 4.0]
+        assert all(value > 0 for value in run.metrics("train/approx_kl")), name  # the second step is off-policy
+
+
+def test_arrival_order_agrees_up_to_rounding(by_mode, inputs, tmp_path):
+    done = short_run(inputs, tmp_path / "arrival", "--hybrid", *STREAMED, "--stream-order", "arrival", num_rollout=1)
+    for name in ("train/policy_loss", "train/grad_norm"):
+        assert done.metrics(name)[0] == pytest.approx(by_mode["hybrid"].metrics(name)[0], rel=1e-6), name

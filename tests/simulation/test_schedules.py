@@ -57,6 +57,7 @@ def test_the_default_seeds_reach_every_fault_and_every_mode():
     assert any(plan.install_failures and plan.mode == "colocate" for plan in plans)
     assert any(plan.save_interval and plan.mode == "colocate" for plan in plans)
     assert any(plan.eval_interval and plan.interval == 2 for plan in plans)
+    assert {plan.arrival_order for plan in plans if plan.parts > 1} == {True, False}
 
 
 # ---------------------------------------------------------------------- single claims

@@ -46,14 +46,14 @@ _NEEDS = frozenset({"log_probs", "entropy", "values", "mass_above"})
 class _Totals:
     """Sums on this rank. `seconds` are added over micro-batches, also over those that ran at the same time."""
 
-    sums: dict[str, float] = field(default_factory=dict)
+    terms: dict[str, list[float]] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     bad: list[str] = field(default_factory=list)  # objective terms that are not finite, with their sequences
 
     def add(self, terms: dict[str, Term]) -> None:
         for name, term in terms.items():
-            self.sums[name] = self.sums.get(name, 0.0) + float(term.total.detach())
+            self.terms.setdefault(name, []).append(float(term.total.detach()))
             self.counts[name] = self.counts.get(name, 0.0) + float(term.count)
 
     def merge(self, other: _Totals) -> None:
@@ -353,14 +353,12 @@ class FsdpBackend:
         return [[name for name, used in zip(names, row, strict=True) if used] for row in flags.tolist()]
 
     def _sum_over_ranks(self, totals: _Totals) -> StepStats:
-        """Add all ranks' sums in rank order; raises `Divergence` on every rank when one met a NaN."""
+        """Join what all ranks measured; raises `Divergence` on every rank when one met a NaN."""
         stats = StepStats(seconds=totals.seconds)
         bad: list[str] = []
-        for sums, counts, found in self.ranks.gather((totals.sums, totals.counts, totals.bad)):
+        for terms, counts, found in self.ranks.gather((totals.terms, totals.counts, totals.bad)):
             bad += found
-            for name in sums:
-                stats.sums[name] = stats.sums.get(name, 0.0) + sums[name]
-                stats.counts[name] = stats.counts.get(name, 0.0) + counts[name]
+            stats.add(StepStats(terms, counts))
         if bad:
             raise Divergence(
                 f"optimizer step {self.num_steps}: {'; '.join(bad[:4])}. Weights are unchanged; look at the "

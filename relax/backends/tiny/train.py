@@ -143,7 +143,7 @@ class TinyTrain:
         torch.stack([terms[name].total for name in loss.objective]).sum().backward()
         self._add_gradient(log_p, last, token, log_probs, entropy)
         for name, term in terms.items():
-            stats.sums[name] = stats.sums.get(name, 0.0) + float(term.total.detach())
+            stats.terms.setdefault(name, []).append(float(term.total.detach()))
             stats.counts[name] = stats.counts.get(name, 0.0) + float(term.count)
 
     def _add_gradient(

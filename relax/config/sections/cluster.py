@@ -44,7 +44,16 @@ class ClusterConfig(Section):
         help="Decide by group ids and versions alone, never by what came first: equal runs end with equal weights.",
     )
     num_iters_per_train_update: int = flag(
-        1, help="Parts in which the samples of one optimizer step are streamed to the trainer.", check=at_least(1)
+        1,
+        help="Parts in which the samples of one optimizer step are streamed to the trainer, which starts with the "
+        "first while the others are generated.",
+        check=at_least(1),
+    )
+    stream_order: str = flag(
+        "uid",
+        choices=("uid", "arrival"),
+        help="Groups of a streamed part: the next ones by id, which gives the weights of the whole batch bit for bit, "
+        "or the first that ended, which does not wait for slow ones and agrees up to rounding.",
     )
     actor_num_nodes: int | None = flag(None, help="Nodes of the actor.", check=at_least(1), shown="from --resource")
     actor_num_gpus_per_node: int | None = flag(

@@ -227,3 +227,61 @@ async def test_a_sleeping_actor_refuses_to_train_and_to_save(tmp_path: Path):
     await actor.train(task(groups, (1.0,)))
     await actor.load(str(tmp_path), 0)
     assert (actor._backend.table == table).all()
+
+
+# ------------------------------------------------------------------ parts
+
+
+STREAMED = {2: [3, 4], 3: [5], 7: [0, 1, 2], 8: [4, 4]}
+BOTH = {"score_reference": True, "score_old": True}
+
+
+async def streamed_actor(settings: BatchSettings):
+    actor, loss, groups, _ = await actor_with(STREAMED, keep_reference=True)
+    actor._settings = settings
+    return actor, loss, groups
+
+
+def columns_by_batch(loss: SumLoss) -> list[dict[str, list[float]]]:
+    return [{name: values.tolist() for name, values in batch.columns.items()} for batch in loss.seen]
+
+
+@pytest.mark.parametrize("max_tokens", [None, 8])
+async def test_parts_give_the_weights_of_the_whole_rollout_bit_for_bit_over_two_steps(max_tokens):
+    settings = BatchSettings(1, 2, max_tokens, 1)
+    whole, seen, groups = await streamed_actor(settings)
+    report = await whole.train(task(groups, (3.0, 5.0), **BOTH))
+    parts, seen_parts, groups = await streamed_actor(settings)
+    reports = [
+        await parts.train(task((group,), (share,), first=place == 0, last=place == 3, **BOTH))
+        for place, (group, share) in enumerate(zip(groups, (1.0, 2.0, 4.0, 1.0), strict=True))
+    ]
+    assert parts._backend.table.tobytes() == whole._backend.table.tobytes()
+    # micro-batches, and in each of them reference and old log-probs, are those of the whole
+    assert columns_by_batch(seen_parts) == columns_by_batch(seen)
+    assert [r.num_steps for r in reports] == [0, 1, 0, 1]
+    assert [step for r in reports for step in r.steps] == list(report.steps)
+    assert (parts.step, whole.step) == (1, 1)
+
+
+async def test_a_part_that_fills_no_micro_batch_waits_for_the_next_one():
+    actor, loss, groups = await streamed_actor(BatchSettings(1, 4, 1000))
+    for place, group in enumerate(groups):
+        assert len(loss.seen) == 0
+        await actor.train(task((group,), (1.0,), first=place == 0, last=place == 3))
+    assert len(loss.seen) == 1
+
+
+async def test_old_log_probs_of_a_later_part_are_of_the_weights_before_the_first_step():
+    actor, loss, groups = await streamed_actor(BatchSettings(1, 2, None, 1))
+    await actor.train(task(groups[:2], (2.0,), last=False, **BOTH))
+    assert not np.allclose(actor._backend.table, TABLE)
+    await actor.train(task(groups[2:], (2.0,), first=False, **BOTH))
+    right = [log_prob(TABLE, 1, 0), log_prob(TABLE, 0, 1), log_prob(TABLE, 1, 2)]
+    assert loss.seen[2].columns["old_logprobs"].tolist() == pytest.approx(right)
+
+
+async def test_a_part_without_its_first_one_is_refused():
+    actor, _, groups = await streamed_actor(BatchSettings(1, 4, None, 1))
+    with pytest.raises(InternalError, match="a part of rollout 0 came without its first one"):
+        await actor.train(task(groups[1:], (2.0,), first=False))

@@ -100,3 +100,42 @@ async def test_groups_that_fanned_out_stay_whole_in_their_step():
     blocks = [row(1, [1, 0, 1, 0], [1, 1, 1, 1]), row(2, [1, 0], [1, 1])]
     report, _, _ = await computed(blocks, global_batch_size=2)
     assert report.divisors == (4.0, 2.0)
+
+
+async def test_parts_of_a_step_give_the_columns_of_the_whole_and_their_shares_add_up_to_its_divisor():
+    blocks = [row(1, [1, 0], [3, 1]), row(2, [0, 0], [2, 2], removed=[0, 1]), row(5, [2, 7], [1, 4])]
+    options = {"group_size": 2, "global_batch_size": 6, "loss_reduction": "token_mean"}
+    whole, expected, _ = await computed(blocks, **options)
+    bus = LocalBus(PRODUCERS)
+    await bus.put("train_3", "rollout", blocks)
+    role = Advantages(
+        bus=bus,
+        options=AlgorithmOptions(loss_reduction="token_mean"),
+        group_size=2,
+        global_batch_size=6,
+        deadline_s=1.0,
+    )
+    shares = [await role.compute(3, (number,), number == 5) for number in (1, 2, 5)]
+    # loss tokens: 3 + 1, then 2 (the other sample is removed), then 1 + 4
+    assert [share.divisors for share in shares] == [(4.0,), (2.0,), (5.0,)]
+    assert whole.divisors == (11.0,)
+    rows = await bus.get("train_3", ("advantages",), [1, 2, 5], deadline_s=1.0)
+    for uid, block in rows["advantages"].items():
+        for name, values in block.columns.items():
+            assert values.tobytes() == expected[uid][name].tobytes(), (uid, name)
+
+
+async def test_only_a_rollout_without_any_reward_is_an_error_not_a_part_of_it():
+    nan = math.nan
+    bus = LocalBus(PRODUCERS)
+    await bus.put(
+        "train_3", "rollout", [row(1, [nan, nan], [1, 1]), row(2, [1, 0], [1, 1]), row(3, [nan, nan], [1, 1])]
+    )
+    await bus.put("train_4", "rollout", [row(4, [nan, nan], [1, 1]), row(5, [nan, nan], [1, 1])])
+    role = Advantages(bus=bus, options=AlgorithmOptions(), group_size=2, global_batch_size=6, deadline_s=1.0)
+    for number in (1, 2, 3):
+        report = await role.compute(3, (number,), number == 3)
+        assert report.divisors == ((2.0,) if number == 2 else (0.0,))
+    await role.compute(4, (4,), False)
+    with pytest.raises(UserCodeError, match="no sample of rollout 4 has a reward"):
+        await role.compute(4, (5,), True)

@@ -247,6 +247,29 @@ async def test_observation_tokens_have_no_age_and_drops_carry_their_reason(tmp_p
     await role.stop()
 
 
+async def test_parts_are_on_the_bus_at_once_and_the_results_of_a_rollout_are_one_file(tmp_path: Path):
+    generator = Generator()
+    role = make_role(tmp_path, generator)
+    await role.start()
+    await role.admit(orders(0, 1, 2))
+    for number in (2, 0, 1):
+        generator.end(number)
+    await role.report(3, 5.0)
+    result = tmp_path / "rollout_result" / "train" / "0.jsonl"
+    first = await role.release(0, (2,), False)
+    assert [g.group for g in first.groups] == [2]
+    assert not first.last
+    assert sorted((await role._bus.get("train_0", ("rollout",), [2], deadline_s=0.1))["rollout"]) == [2]
+    assert not result.exists()
+    assert role.step == 0
+    last = await role.release(0, (0, 1), True)
+    assert [g.group for g in last.groups] == [0, 1]
+    assert last.last
+    assert [row["group"] for row in read_results(result)] == [0, 0, 1, 1, 2, 2]
+    assert role.step == 1
+    await role.stop()
+
+
 async def test_trace_comes_before_journal_and_holds_what_the_bus_gets(tmp_path: Path):
     generator = Generator()
     role = make_role(tmp_path, generator)

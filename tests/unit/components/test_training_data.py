@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from relax.components.messages import PRODUCERS, ReleasedGroup
-from relax.components.training_data import BatchSettings, make_plan, make_scoring_plan, read_parts
+from relax.components.training_data import BatchSettings, make_scoring_plan, plan_items, read_parts, start_plan
 from relax.data.columns import group_columns, media_columns
 from relax.distributed.bus.base import Block
 from relax.distributed.bus.local import LocalBus
+from relax.schedule.batch_plan import BatchPlan
 from relax.utils.types import MediaFeatures, Sample
 
 RNG = np.random.default_rng(0)
@@ -48,6 +49,12 @@ async def filled(sizes: dict[int, list[int]], *, media: tuple[int, ...] = (), in
             await bus.put("train_2", "media", [Block(group, media_columns(FEATURES))])
         released.append(ReleasedGroup(group, tuple(n + 2 for n in lengths), block.digest, group in media))
     return bus, tuple(released)
+
+
+def make_plan(groups, settings, dp_size) -> BatchPlan:
+    """The plan of a rollout whose groups come all at once."""
+    pieces = start_plan(settings, dp_size).extend(plan_items(groups), last=True)
+    return BatchPlan(tuple(piece.ranks for piece in pieces))
 
 
 def parts_of_ranks(bus, released, settings, dp_size, tables=("advantages",), plan_function=make_plan):

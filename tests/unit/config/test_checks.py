@@ -22,10 +22,20 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"rollout_batch_size": 4, "n_samples_per_prompt": 6, "global_batch_size": 8},
         "--global-batch-size 8 must hold whole groups of --n-samples-per-prompt 6",
     ),
-    "a flag that nothing reads yet": (
-        {"num_iters_per_train_update": 2},
-        "--num-iters-per-train-update 2 is known but not available in this version",
+    "streaming while cards are shared": (
+        {"num_iters_per_train_update": 2, "colocate": True},
+        "with --colocate generation and training alternate: add --fully-async or --hybrid",
     ),
+    "streaming in turns": ({"num_iters_per_train_update": 2}, "and here generation and training alternate"),
+    "parts that cut a group": (
+        ASYNC | {"num_iters_per_train_update": 3},
+        "--num-iters-per-train-update 3 does not divide the 4 prompts of one optimizer step",
+    ),
+    "arrival in deterministic mode": (
+        ASYNC | {"num_iters_per_train_update": 2, "stream_order": "arrival", "deterministic": True},
+        "--stream-order arrival follows what ends first, which --deterministic excludes",
+    ),
+    "an order of parts without parts": (ASYNC | {"stream_order": "arrival"}, "--stream-order arrival has no effect"),
     "an offload against the mode": ({"offload_train": True}, "--offload-train True is known but not available"),
     "a conversion that fsdp does not make": (
         {"megatron_to_hf_mode": "raw"},
@@ -215,6 +225,8 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "several steps a rollout": {"rollout_batch_size": 8, "global_batch_size": 4},
     "colocate": {"colocate": True, "max_staleness": 0},
     "dead engines come back": {**ASYNC, "use_rollout_logprobs": True, "use_fault_tolerance": True},
+    "streamed parts of two optimizer steps": ASYNC
+    | {"rollout_batch_size": 8, "global_batch_size": 8, "num_iters_per_train_update": 2, "stream_order": "arrival"},
     "hybrid, ahead of the weights": {"hybrid": True, "max_staleness": 2, "use_kl_loss": True, "kl_loss_coef": 0.1},
     "tis with its role": ASYNC
     | {"use_tis": True, "resource": {"actor": [1, 1], "rollout": [1, 1], "actor_fwd": [1, 1], "advantages": [1, 0]}},

@@ -9,8 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax.schedule.batch_plan import cut_by_count, cut_by_tokens, plan_batches, plan_groups, split_steps
+from relax.schedule.batch_plan import BatchPlan, StreamedPlan, cut_by_count, cut_by_tokens, plan_groups, split_steps
 from relax.utils.errors import ConfigError
+
+
+def plan_batches(uids, lengths, *, group_size, global_batch_size, dp_size, max_tokens, micro_batch_size=None):
+    """The plan of a rollout whose groups come all at once."""
+    items = list(zip(uids, lengths, strict=True))
+    plan = StreamedPlan(
+        groups_per_step=global_batch_size // group_size,
+        dp_size=dp_size,
+        max_tokens=max_tokens,
+        micro_batch_size=micro_batch_size,
+    )
+    pieces = plan.extend([items[i : i + group_size] for i in range(0, len(items), group_size)], last=True)
+    assert [(piece.step, piece.ends_step) for piece in pieces] == [(step, True) for step in range(len(pieces))]
+    return BatchPlan(tuple(piece.ranks for piece in pieces))
 
 
 def flat(plan) -> list:
@@ -121,3 +135,50 @@ def test_a_pass_over_whole_groups_splits_no_group(groups, dp_size):
         assert mine == [uid for group in samples[rank::dp_size] for uid, _ in group]
         for micro in micro_batches:
             assert len(micro) <= 1 or sum(groups[g][place] for g, place in micro) <= 16
+
+
+# ------------------------------------------------------------------ parts
+
+
+def test_a_part_hands_out_all_micro_batches_but_the_one_that_the_next_part_may_fill():
+    # lengths 3 5 | 1 7 | 1 8, at most 8 tokens: 3 + 5 closes when 1 does not fit, 1 + 7 when the next 1 does not
+    plan = StreamedPlan(groups_per_step=3, dp_size=1, max_tokens=8)
+    assert plan.extend([[("a", 3), ("b", 5)]], last=False) == []
+    (second,) = plan.extend([[("c", 1), ("d", 7)]], last=False)
+    assert (second.step, second.ranks, second.ends_step) == (0, ((("a", "b"),),), False)
+    (third,) = plan.extend([[("e", 1), ("f", 8)]], last=True)
+    assert (third.step, third.ranks, third.ends_step) == (0, ((("c", "d"), ("e",), ("f",)),), True)
+
+
+def test_ranks_get_equally_many_micro_batches_of_a_part():
+    # five closed micro-batches of one sample: two turns of two ranks, the fifth waits for the sixth
+    plan = StreamedPlan(groups_per_step=7, dp_size=2, max_tokens=None, micro_batch_size=1)
+    (first,) = plan.extend([[(uid, 1)] for uid in "abcdef"], last=False)
+    assert first.ranks == ((("a",), ("c",)), (("b",), ("d",)))
+    (rest,) = plan.extend([[("g", 1)]], last=True)
+    assert rest.ranks == ((("e",), ("g",)), (("f",), ()))
+
+
+def test_steps_begin_at_their_own_first_micro_batch():
+    plan = StreamedPlan(groups_per_step=1, dp_size=1, max_tokens=100)
+    pieces = plan.extend([[("a", 1)], [("b", 1)]], last=False)
+    assert [(p.step, p.ranks, p.ends_step) for p in pieces] == [(0, ((("a",),),), True), (1, ((("b",),),), True)]
+    assert plan.extend([], last=True) == []
+
+
+@given(ROLLOUTS, st.lists(st.integers(0, 7), max_size=12))
+def test_the_pieces_of_a_streamed_rollout_joined_are_the_plan_of_the_whole(rollout, part_sizes):
+    lengths, dp_size, max_tokens, micro_batch_size, groups = rollout
+    options = {"dp_size": dp_size, "max_tokens": max_tokens, "micro_batch_size": micro_batch_size}
+    whole = plan_batches(range(len(lengths)), lengths, group_size=1, global_batch_size=groups, **options)
+    plan, pieces, rest = StreamedPlan(groups_per_step=groups, **options), [], [[item] for item in enumerate(lengths)]
+    for size in part_sizes:
+        pieces += plan.extend(rest[:size], last=False)
+        rest = rest[size:]
+    pieces += plan.extend(rest, last=True)
+    joined = [[()] * dp_size for _ in whole.steps]
+    for piece in pieces:
+        assert len({len(rank) for rank in piece.ranks}) == 1  # every call is collective
+        joined[piece.step] = [a + b for a, b in zip(joined[piece.step], piece.ranks, strict=True)]
+    assert tuple(tuple(step) for step in joined) == whole.steps
+    assert [p.step for p in pieces if p.ends_step] == list(range(len(whole.steps)))

@@ -220,6 +220,65 @@ def test_deterministic_mode_binds_the_smallest_ids_whatever_finishes_first():
     assert s.bind().groups == (0, 1)
 
 
+def test_streamed_parts_are_the_next_groups_by_id_and_make_the_rollout_of_the_whole():
+    s = scheduler(batch=4, staleness=0, parts=2)
+    admit_all(s)
+    accept(s, 3, 1)
+    assert s.bind() is None  # 0 may still end, and 1 waits for it
+    assert s.needed() == 0
+    accept(s, 0)
+    assert s.bind() == ev.Bound(0, (0, 1), last=False)
+    s.apply(s.bind())
+    assert (s.next_rollout, s.seats, s.admissible()) == (0, 2, 0)
+    assert s.bind() is None
+    s.apply(ev.Dropped(2, "filter"))
+    assert admit_all(s) == [4]
+    accept(s, 4)
+    assert s.bind() == ev.Bound(0, (3, 4), last=True)
+    s.apply(s.bind())
+    assert (s.next_rollout, s.bound[0]) == (1, [0, 1, 3, 4])
+    train_and_install(s, 0)
+    assert len(s.open) == 0
+
+
+def test_parts_in_arrival_order_are_what_ended_first():
+    s = scheduler(batch=4, staleness=0, parts=2, arrival_order=True)
+    admit_all(s)
+    accept(s, 3, 1)
+    assert s.bind() == ev.Bound(0, (3, 1), last=False)
+    s.apply(s.bind())
+    accept(s, 2, 0)
+    assert s.bind() == ev.Bound(0, (2, 0), last=True)
+
+
+def test_the_free_seats_of_a_half_bound_rollout_are_kept_for_groups_at_their_deadline():
+    # staleness 1: groups 0-3 have the deadline 1, 4-7 (admitted at version 1) the deadline 2
+    s = scheduler(batch=2, staleness=1, parts=2, arrival_order=True)
+    assert admit_all(s) == [0, 1, 2, 3]
+    accept(s, 0, 1)
+    s.apply(s.bind())
+    s.apply(s.bind())
+    train_and_install(s, 0)
+    assert admit_all(s) == [4, 5]
+    accept(s, 4, 5)
+    # rollout 1 is the last for 2 and 3, and they fill it
+    assert s.bind() is None
+    accept(s, 3)
+    assert s.bind() == ev.Bound(1, (3,), last=False)
+    s.apply(s.bind())
+    assert s.bind() is None
+    accept(s, 2)
+    assert s.bind() == ev.Bound(1, (2,), last=True)
+
+
+def test_a_rollout_takes_no_more_groups_than_it_has_seats():
+    s = scheduler(batch=2, staleness=1, parts=2)
+    accept(s, *admit_all(s))
+    s.apply(s.bind())
+    with pytest.raises(InternalError, match="rollout 0 has 1 seats left for 2 groups"):
+        s.apply(ev.Bound(0, (1, 2), last=True))
+
+
 def test_impossible_moves_are_internal_errors():
     s = scheduler()
     admit_all(s)
@@ -231,10 +290,12 @@ def test_impossible_moves_are_internal_errors():
         s.apply(ev.Published(1))
 
 
-def random_run(seed: int, *, staleness: int, batch: int, engines: int, rollouts: int = 6, drop_rate: float = 0.1):
+def random_run(
+    seed: int, *, staleness: int, batch: int, engines: int, rollouts: int = 6, drop_rate: float = 0.1, **options
+):
     """One random interleaving of everything that may happen; returns (scheduler, journal, bound ages)."""
     rng, names = random.Random(seed), [f"e{i}" for i in range(engines)]
-    s = Scheduler(GateSettings(batch, staleness, rollouts))
+    s = Scheduler(GateSettings(batch, staleness, rollouts, **options))
     journal: list[ev.Event] = []
 
     def do(event):
@@ -288,10 +349,20 @@ def random_run(seed: int, *, staleness: int, batch: int, engines: int, rollouts:
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
-@pytest.mark.parametrize(("batch", "engines"), [(1, 1), (2, 1), (3, 2)])
-def test_no_interleaving_trains_a_token_too_old_or_loses_or_doubles_a_group(staleness, batch, engines):
+@pytest.mark.parametrize(
+    ("batch", "engines", "options"),
+    [
+        (1, 1, {}),
+        (2, 1, {}),
+        (3, 2, {}),
+        (4, 1, {"parts": 2}),
+        (4, 2, {"parts": 2, "arrival_order": True}),
+        (3, 1, {"parts": 3, "arrival_order": True}),
+    ],
+)
+def test_no_interleaving_trains_a_token_too_old_or_loses_or_doubles_a_group(staleness, batch, engines, options):
     for seed in range(150):
-        s, _, admitted, trained = random_run(seed, staleness=staleness, batch=batch, engines=engines)
+        s, _, admitted, trained = random_run(seed, staleness=staleness, batch=batch, engines=engines, **options)
         assert s.finished
         assert s.stale_groups_trained == 0
         assert max(s.ages) <= staleness
@@ -299,6 +370,20 @@ def test_no_interleaving_trains_a_token_too_old_or_loses_or_doubles_a_group(stal
         # every admitted group is trained, dropped for a reason, or (at the end of the run) still open
         assert admitted == set(trained) | (admitted - set(trained))
         assert len(admitted) == len(trained) + s.drops.total() + s._unbound()
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_parts_by_id_joined_are_the_rollouts_that_deterministic_mode_binds_as_a_whole(staleness):
+    for seed in range(60):
+        whole, parts = (
+            random_run(seed, staleness=staleness, batch=4, engines=1, drop_rate=0.0, **options)[1]
+            for options in ({"deterministic": True}, {"parts": 4})
+        )
+        joined: dict[int, list[int]] = {}
+        for event in (e for e in parts if isinstance(e, ev.Bound)):
+            joined.setdefault(event.rollout_id, []).extend(event.groups)
+            assert event.last == (len(joined[event.rollout_id]) == 4)
+        assert joined == {e.rollout_id: list(e.groups) for e in whole if isinstance(e, ev.Bound)}
 
 
 def test_loosening_the_gate_by_one_group_is_found_by_the_same_exploration():

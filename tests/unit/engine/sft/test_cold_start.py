@@ -48,7 +48,7 @@ class RecordingBackend:
 
     def backward(self, part: Part, loss: SftLoss) -> StepStats:
         self.parts.append(part)
-        return StepStats(sums={"sft_loss": 1.0}, counts={"sft_loss": 1.0})
+        return StepStats({"sft_loss": [1.0]}, counts={"sft_loss": 1.0})
 
     def step(self, divisor: float) -> StepStats:
         self.divisors.append(divisor)
