@@ -19,7 +19,7 @@ from relax.core.build import algorithm_options, tables
 from relax.core.critical_path import critical_path
 from relax.core.engine_keeper import EngineKeeper, EnginePool, KeeperSettings
 from relax.core.prompt_order import PromptOrder
-from relax.core.resume import Resumption, find_resumption, resume, set_results_aside
+from relax.core.resume import Resumption, find_resumption, resume, set_results_aside, start_over
 from relax.core.run_folder import (
     RunFolder,
     add_facts,
@@ -254,8 +254,9 @@ async def make_loop(
     rows, digest = await roles.rollout.dataset()
     num_rollouts = config.num_rollouts(rows)
     resumption = find_resumption(config.checkpoint.load, config.rollout.start_rollout_id, digest)
-    if resumption is not None and resumption.run.root == folder.root:
-        set_results_aside(result_folder(config, folder), folder.metrics / "metrics.jsonl", resumption.first)
+    if resumption is None or resumption.run.root == folder.root:
+        first = 0 if resumption is None else resumption.first
+        set_results_aside(result_folder(config, folder), folder.metrics / "metrics.jsonl", first)
     scheduler = Scheduler(gate_settings(config, num_rollouts))
     order = PromptOrder(rows, seed=config.rollout.rollout_seed, shuffle=config.rollout.rollout_shuffle)
     progress = Progress(num_rollouts, now=clock.now)
@@ -277,7 +278,9 @@ async def make_loop(
             num_rollouts,
         )
     )
-    if resumption is not None:
+    if resumption is None:
+        await start_over(loop)
+    else:
         await resume(loop, resumption)
     return loop
 

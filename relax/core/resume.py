@@ -74,6 +74,14 @@ async def resume(loop: TrainingLoop, resumption: Resumption) -> None:
         logger.warning("--start-rollout-id %d replaces the checkpoint's %d", first, state.rollout_id + 1)
 
 
+async def start_over(loop: TrainingLoop) -> None:
+    """Start without a checkpoint: what an earlier run has written to this folder counts no more."""
+    ends = {"driver": loop.journal.first_seq, "rollout": await loop.roles.rollout.sync(())}
+    undone = {writer: (0, end) for writer, end in ends.items() if end}
+    if undone:
+        loop.decide(ev.Resumed(-1, 0, (), undone))
+
+
 async def _undone(loop: TrainingLoop, resumption: Resumption) -> Mapping[str, tuple[int, int]]:
     """{writer: (first, end)} of the journal lines that were written after the checkpoint, before this incarnation."""
     if loop.settings.save_dir != resumption.run.root:
@@ -89,16 +97,17 @@ async def _undone(loop: TrainingLoop, resumption: Resumption) -> Mapping[str, tu
 def set_results_aside(results: Path | None, metrics: Path, first: int) -> None:
     """Records of rollouts that are trained again: `{id}.jsonl` becomes `{id}.jsonl.undone`, metrics move likewise.
 
-    An evaluation `id` saw the weights of rollouts 0 .. id - 1, so that of `first` stays.
+    An evaluation `id` saw the weights of rollouts 0 .. id - 1, so that of `first` stays when there is a checkpoint.
     """
-    for kind, kept in (("train", first - 1), ("eval", first)) if results is not None else ():
+    same = first > 0
+    for kind, kept in (("train", first - 1), ("eval", first if same else -1)) if results is not None else ():
         for path in (results / "rollout_result" / kind).glob("*.jsonl"):  # type: ignore[operator]
             if path.stem.isdecimal() and int(path.stem) > kept:
                 _append(path.with_name(path.name + ".undone"), path.read_text("utf-8"))
                 path.unlink()
     if metrics.exists():
         rows = list(read_jsonl(metrics))
-        undone = [row for row in rows if row["step"] >= first + ("perf/step_s" not in row)]
+        undone = [row for row in rows if row["step"] >= first + (same and "perf/step_s" not in row)]
         if undone:
             _append(metrics.with_name(metrics.name + ".undone"), _lines(undone))
             partial = metrics.with_suffix(".partial")

@@ -68,3 +68,15 @@ def test_R3_R10_the_third_epoch_goes_on_where_it_was_with_results_of_each_rollou
     events = [event for _, event in read_surviving(folder / "journal")["driver"]]
     assert [event.rollout_id for event in events if event.kind == "stepped"] == list(range(16))
     assert len([event for event in events if event.kind == "bound"]) == 16
+
+
+def test_a_start_without_a_checkpoint_in_a_used_folder_counts_from_nothing(run):
+    from relax.schedule.journal import read_surviving
+
+    run("--colocate", name="used", num_rollout=1)
+    again = run("--colocate", name="used", num_rollout=2)
+    found = read_surviving(again.folder / "journal")
+    assert [event.rollout_id for _, event in found["driver"] if event.kind == "stepped"] == [0, 1]
+    assert len([event for _, event in found["rollout"] if event.kind == "completed"]) == 4
+    assert [len(again.samples(rollout_id)) for rollout_id in range(2)] == [4, 4]
+    assert len(again.metrics("perf/step_s")) == 2

@@ -27,6 +27,11 @@ def test_results_and_metrics_of_rollouts_that_are_trained_again_are_set_aside(tm
     kept = [(row["step"], "perf/step_s" in row) for row in read_jsonl(metrics)]
     assert kept == [(0, True), (1, True), (0, False), (2, False)]
     assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl.undone")] == [2, 3, 3]
+    # a start without a checkpoint keeps nothing, not even the evaluation before training
+    (tmp_path / "rollout_result/eval/0.jsonl").write_text("eval0\n")
+    set_results_aside(tmp_path, metrics, 0)
+    assert not [name for kind in ("train", "eval") for name in names(kind) if name.endswith(".jsonl")]
+    assert list(read_jsonl(metrics)) == []
     # a second resume keeps what the first has set aside
     (tmp_path / "rollout_result/train/2.jsonl").write_text("again\n")
     set_results_aside(tmp_path, metrics, 2)
