@@ -136,7 +136,10 @@ def read_journal(path: Path) -> Iterator[tuple[int, ev.Event]]:
 
 
 def read_surviving(folder: Path) -> dict[str, list[tuple[int, ev.Event]]]:
-    """{writer: its (sequence, event)} of a run as it stands: without what a resume at a checkpoint has undone."""
+    """{writer: its (sequence, event)} of a run as it stands: without what a resume at a checkpoint has undone.
+
+    A rollout that was bound and not trained when the checkpoint was written is bound again behind the `resumed` event.
+    """
     lines = {path.stem: list(read_journal(path)) for path in sorted(folder.glob("*.jsonl"))}
     undone: dict[str, list[range]] = {}
     for _, event in lines.get("driver", ()):
