@@ -63,7 +63,6 @@ def test_errors_name_flags_that_exist() -> None:
     known = {option_name(name) for name in SECTION_OF} | {option_name(f"no_{name}") for name in SECTION_OF}
     known |= {"--help", "--dry-run", "--head", "--resources"}  # the last two are of `ray start`
     known |= {"--run", "--step", "--sample", "--metric"}  # of `relax replay` and `relax why`
-    known |= {"--model", "--update-weights", "--enable-deterministic-inference"}  # of `relax conformance`, of SGLang
     unknown = {}
     for file in package.rglob("*.py"):
         if {"native", "sglang", "conformance"} & set(file.parts):  # they name flags of commands of their own
