@@ -145,7 +145,7 @@ class RayDeployment:
     def _connect(self) -> Cluster:
         config = self._config
         env = {**PROCESS_ENV, "PYTHONPATH": _python_path()}
-        if config.cluster.lend_cores:
+        if config.cluster.lend_cores and not config.cluster.deterministic:  # there, threads are pinned
             env[CORE_SHARE] = str(self._shared_dir / "cores")
         self._cluster = connect(
             namespace=self._namespace,
