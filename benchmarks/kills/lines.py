@@ -154,7 +154,8 @@ class Harness:
     def _cluster_attempt(self, folder: Path, mode: Mode, kill: Kill) -> Followed:
         """A run on Ray loses one process; it must end as docs/recovery.md says, and leave none behind."""
         words = flags(self.inputs, mode, folder, ray=True, http=kill.victim == "coordinator")
-        attempt = Clustered.start(words, folder, _plan(kill, folder))
+        plan = _plan(kill, folder)
+        attempt = Clustered.start(words, folder, plan)
         steps_before = self.rng.randint(1, 3)
 
         def strike(seconds: float, steps: int) -> bool:
@@ -169,6 +170,8 @@ class Harness:
             followed = follow(attempt, strike)
             allowed = {"driver": {-9}, "coordinator": {0}}.get(kill.victim, {5})
             self._note(folder, str(kill), followed, allowed)
+            if followed.code and not (followed.killed if plan is None else list(Path(plan["folder"]).glob("*.json"))):
+                self.tally.wrong_ends.append(f"{folder}: ended with {followed.code} before {kill}: see {folder}.log")
             if left := attempt.orphans(ORPHANS_S):
                 self.tally.wrong_ends.append(f"{folder}: {kill} left {left}")
             return followed
