@@ -58,7 +58,9 @@ class _Totals:
 
     def merge(self, other: _Totals) -> None:
         """Add what a later micro-batch found."""
-        for mine, its in ((self.sums, other.sums), (self.counts, other.counts), (self.seconds, other.seconds)):
+        for name, values in other.terms.items():
+            self.terms.setdefault(name, []).extend(values)
+        for mine, its in ((self.counts, other.counts), (self.seconds, other.seconds)):
             for name, value in its.items():
                 mine[name] = mine.get(name, 0.0) + value
         self.bad += other.bad
