@@ -102,7 +102,9 @@ class ClusterConfig(Section):
     )
     inline: bool = flag(False, help="Run every role in this process on an in-memory bus, without Ray.")
     ray_dashboard: bool = flag(
-        False, help="Start Ray's dashboard with a local cluster (it takes 14-33 s on a laptop)."
+        False,
+        help="Start Ray's dashboard with a local cluster (it takes 14-33 s on a laptop, and asks for RAY_AUTH_TOKEN: "
+        "set one of your own).",
     )
     lend_cores: bool = flag(
         True,

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
+import socket
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -22,6 +24,7 @@ SLOT = "slot"  # the custom resource that stands for a card where there are no G
 CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # written by `ray start` on this node
 MIN_CPUS = 16  # logical: TransferQueue's actors ask for one each, and a start with too few never ends
 OBJECT_STORE_BYTES = 256 << 20
+CONNECT_S = 5.0
 SPARE_SLOTS = 64  # of a private cluster, for engines that join: a slot is only a number
 
 
@@ -57,20 +60,28 @@ def connect(*, namespace: str, slots: int, dashboard: bool, env: Mapping[str, st
     `env` is set for every process of the run. An `http://` RAY_ADDRESS is the address of Ray's job server, where
     `ray job submit` takes it; it names no cluster that a driver could join.
     """
-    before_import()
-    _quiet_logs()
     address = os.environ.get("RAY_ADDRESS", "")
     if address.startswith("http://") or address.startswith("https://"):
         logger.info("RAY_ADDRESS=%s is a job address; looking for the cluster of this node instead", address)
         os.environ.pop("RAY_ADDRESS")
         address = "auto"
-    elif not address and CURRENT_CLUSTER.exists():
+    elif not address and _answers(CURRENT_CLUSTER):
         address = "auto"
-    if address:
-        joined = _join(address, namespace, env)
-        if joined is not None:
-            return joined
-    return _start_private(namespace, slots, dashboard, env)
+    before_import()
+    if not address:
+        _require_token()  # read at the import too
+    _quiet_logs()
+    return _join(address, namespace, env) if address else _start_private(namespace, slots, dashboard, env)
+
+
+def _answers(path: Path) -> bool:
+    """Whether the cluster whose address the file holds is there; the file of one that was killed stays."""
+    try:
+        host, _, port = path.read_text().strip().rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def before_import() -> None:
@@ -88,7 +99,7 @@ def _quiet_logs() -> None:
     logging.getLogger("ray").setLevel(logging.WARNING)
 
 
-def _join(address: str, namespace: str, env: Mapping[str, str]) -> Cluster | None:
+def _join(address: str, namespace: str, env: Mapping[str, str]) -> Cluster:
     import ray
 
     try:
@@ -100,11 +111,9 @@ def _join(address: str, namespace: str, env: Mapping[str, str]) -> Cluster | Non
             runtime_env={"env_vars": dict(env)},
         )
     except ConnectionError as error:
-        if address != "auto":
-            raise InfrastructureError(
-                f"RAY_ADDRESS={address}: {error}; check it with `ray status`, or unset it to start a private cluster"
-            ) from error
-        return None  # the file of a cluster that is gone
+        raise InfrastructureError(
+            f"RAY_ADDRESS={address}: {error}; check it with `ray status`, or unset it to start a private cluster"
+        ) from error
     total, free = ray.cluster_resources(), ray.available_resources()
     gpus, slots, free_slots = int(total.get("GPU", 0)), total.get(SLOT, 0.0), free.get(SLOT, 0.0)
     return Cluster(address, False, gpus, slots, free_slots, *_this_node())
@@ -123,7 +132,6 @@ def _this_node() -> tuple[str, Mapping[str, float]]:
 def _start_private(namespace: str, slots: int, dashboard: bool, env: Mapping[str, str]) -> Cluster:
     # Its processes inherit this environment, which saves a runtime environment and keeps started workers usable.
     os.environ.update(env)
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # it listens on loopback and ends with this process
     for name in ("READY", "HEALTH"):  # a proxy that is slow on a busy machine is not replaced
         os.environ.setdefault(f"RAY_SERVE_PROXY_{name}_CHECK_TIMEOUT_S", "60")
     import ray
@@ -152,6 +160,13 @@ def _start_private(namespace: str, slots: int, dashboard: bool, env: Mapping[str
     logger.info("private ray cluster started address=%s", context.address_info["gcs_address"])
     gpus, places = int(ray.cluster_resources().get("GPU", 0)), float(max(1, slots))
     return Cluster(context.address_info["gcs_address"], True, gpus, places, places, *_this_node(), folder)
+
+
+def _require_token() -> None:
+    """Ray listens on every interface, and who reaches it can run code: only this run's processes know the token."""
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 def _init_private(temp_dir: Path, namespace: str, slots: int, dashboard: bool, options: dict[str, Any]) -> Any:

@@ -1,6 +1,8 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """A private cluster whose processes start slowly is tried once more; any other failure is told at once."""
 
+import os
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -31,7 +33,8 @@ def starts(monkeypatch):
     monkeypatch.setattr(ray, "shutdown", lambda: calls.append("shutdown"))
     planned_calls = SimpleNamespace(planned=planned, calls=calls)
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_AUTH_MODE", "disabled")
+        environment.delenv("RAY_AUTH_MODE", raising=False)
+        environment.delenv("RAY_AUTH_TOKEN", raising=False)
         yield planned_calls
 
 
@@ -59,3 +62,34 @@ def test_another_failure_is_told_at_once(starts):
     with pytest.raises(InfrastructureError, match="no such option"):
         start()
     assert starts.calls == ["init", "shutdown"]
+
+
+def test_a_private_cluster_asks_for_a_token_of_its_own(starts, monkeypatch, tmp_path):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster, "CURRENT_CLUSTER", tmp_path / "no-cluster")
+    starts.planned += [None]
+    cluster.connect(namespace="test", slots=1, dashboard=False, env={}).folder.close()
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert len(os.environ["RAY_AUTH_TOKEN"]) == 64  # 256 random bits
+
+
+def test_a_choice_of_the_user_stays(starts, monkeypatch, tmp_path):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster, "CURRENT_CLUSTER", tmp_path / "no-cluster")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    starts.planned += [None]
+    cluster.connect(namespace="test", slots=1, dashboard=False, env={}).folder.close()
+    assert os.environ["RAY_AUTH_MODE"] == "disabled"
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:{port}", "", "nonsense", "[::1]:{port}"])
+def test_the_file_of_a_cluster_that_is_gone_counts_for_nothing(tmp_path, text):
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # bound, not listening: nobody answers
+        path = tmp_path / "ray_current_cluster"
+        path.write_text(text.format(port=held.getsockname()[1]))
+        assert not cluster._answers(path)
+        held.listen()
+        assert cluster._answers(path) is text.startswith("127")
+    assert not cluster._answers(tmp_path / "absent")
