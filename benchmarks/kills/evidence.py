@@ -18,7 +18,8 @@ import numpy as np
 
 from relax.utils.types import Sample
 
-ROWS = 8  # of the data set: prompts are met in several epochs
+# Of the data set: prompts are met again in a second epoch, and those drawn in place of forgotten ones are others.
+ROWS = 11
 
 
 def remainder_reward(args: Any, sample: Sample, **_: Any) -> float:

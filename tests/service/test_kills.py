@@ -55,8 +55,8 @@ def test_the_count_tells_lost_from_doubled(harness):
     checkpoint = iteration_folder(harness.work / "lines" / "whole-on_policy", ROLLOUTS - 1)
     first, *others = harness.wanted
     assert count(checkpoint, harness.wanted, SAMPLES) == Count(0, 0)
-    # of 16 draws over 8 rows each row comes twice: one more of the first is lost, one less of another is doubled
-    assert harness.wanted[first] == GROUPS // 8
+    # of 16 draws over 11 rows the first five come twice: one more of the first is lost, one less of another is doubled
+    assert (GROUPS, harness.wanted[first], harness.wanted[others[0]]) == (16, 2, 2)
     changed = harness.wanted.copy()
     changed[first] += 1
     changed[others[0]] -= 1
