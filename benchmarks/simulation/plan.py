@@ -37,6 +37,9 @@ class Plan:
     fan_out: bool = False
     deterministic: bool = False
     timing: int | None = None  # seed of the latencies alone; None: that of the schedule
+    partial_rollout: bool = False
+    protected_after: int | None = None  # with partial rollout
+    mask_off_policy: bool = False
 
 
 def plan_of(seed: int) -> Plan:

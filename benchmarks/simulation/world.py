@@ -214,7 +214,13 @@ class World:
         hook, scorer = self.hook(), Scorer(self.noise, plan.reward_failures)
         sampling = SamplingOptions(max_response_len=6).params()
         options = GenerationOptions(
-            seed=plan.seed, max_response_len=12, max_running_samples=8, call_timeout_s=CALL_TIMEOUT_S
+            seed=plan.seed,
+            max_response_len=12,
+            max_running_samples=8,
+            call_timeout_s=CALL_TIMEOUT_S,
+            partial_rollout=plan.partial_rollout,
+            protected_after=plan.protected_after,
+            mask_off_policy=plan.mask_off_policy,
         )
         generator = GroupGenerator(
             args=ARGS,
@@ -251,7 +257,12 @@ class World:
             trace=TraceWriter(self.folder / "trace"),
             journal=self.journal,
             clock=clock,
-            settings=RolloutSettings(plan.group_size, in_order=plan.deterministic),
+            settings=RolloutSettings(
+                plan.group_size,
+                interrupt_for_weights=plan.partial_rollout,
+                generate_timeout_s=CALL_TIMEOUT_S,
+                in_order=plan.deterministic,
+            ),
             evaluate=run_evaluation,
         )
 

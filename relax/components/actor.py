@@ -135,7 +135,9 @@ class Actor(Role):
         difference = None
         if self._parity is not None and parts and not rollout.checked and self._parity.due(task.rollout_id):
             start = self._clock.now()
-            difference = self._parity.check(self._backend, parts[0], task.rollout_id)
+            difference = self._parity.check(
+                self._backend, parts[0], task.rollout_id, exact=self.info is not None and self.info.exact
+            )
             seconds["parity"] = self._clock.now() - start
         rollout.checked |= bool(parts)
         done = [
@@ -209,6 +211,8 @@ class Actor(Role):
 
     def _load(self, folder: Path, contained: int, reference: str | None) -> None:
         assert self.info is not None
+        if self._parity is not None:
+            self._parity.replacing_initial(self._backend)
         if reference is not None:
             self._backend.load(Path(reference), optimizer=False)
             self._backend.keep("ref")

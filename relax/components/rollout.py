@@ -80,6 +80,8 @@ class RolloutSettings:
     n_samples_per_prompt: int
     reward_key: str | None = None
     result_dir: Path | None = None  # run folder of the JSONL results; None writes none
+    interrupt_for_weights: bool = False  # --partial-rollout: running responses go on under the new weights
+    generate_timeout_s: float = 1800.0  # of one sample; bounds the wait for protected ones
     drop_overlong: bool = True  # leave prompts above the limit out; False ends the run
     in_order: bool = False  # groups are kept and reported in the order of their ids, and only as many as are asked for
     router_url: str | None = None
@@ -454,10 +456,19 @@ class Rollout(Role):
     # ------------------------------------------------------------------ weights, evaluation, life
 
     async def install(self, manifest: WeightManifest) -> tuple[EngineStatus, ...]:
-        return await self._engines.install(manifest)
+        if not self._settings.interrupt_for_weights or self._holds:
+            return await self._engines.install(manifest)
+        self._hold("weight update")
+        try:
+            await self._generator.interrupt()
+            return await self._engines.install(manifest)
+        finally:
+            self._free("weight update")
 
     async def offload(self) -> None:
         self._hold("engines sleep")
+        if self._settings.interrupt_for_weights:
+            await self._generator.finish_protected(self._settings.generate_timeout_s)
         await self._engines.offload()
 
     async def onload(self, tags: tuple[str, ...]) -> None:

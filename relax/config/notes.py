@@ -30,6 +30,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "wandb_dir": ("use_wandb",),
     "tb_experiment_name": ("use_tensorboard", "use_wandb"),
     "log_passrate": ("eval_interval",),
+    "partial_rollout_max_aborted_count": ("partial_rollout",),
+    "mask_offpolicy_in_partial_rollout": ("partial_rollout",),
     "log_probs_max_tokens_per_gpu": ("use_dynamic_batch_size",),
     "rm_url": ("rm_type",),
     "serve_port": ("serve_http",),

@@ -47,8 +47,8 @@ _LATER = {
     "length balancing over ranks": """
         balance-data use-dynamic-global-batch-size
     """,
-    "resumes of interrupted responses beyond --partial-rollout": """
-        partial-rollout-max-aborted-count mask-offpolicy-in-partial-rollout buffer-filter-path
+    "own filters of the sample buffer": """
+        buffer-filter-path
     """,
     "own rollout and data-source classes": """
         rollout-function-path eval-function-path data-source-path disable-rollout-global-dataset

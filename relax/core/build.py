@@ -198,7 +198,7 @@ def build_actor(
     """
     from relax.algorithms.options import build_loss
     from relax.components.actor import Actor
-    from relax.engine.parity.gate import ParityGate
+    from relax.core.parity import build_parity
 
     backend = train_backend(config)
     return Actor(
@@ -212,20 +212,8 @@ def build_actor(
         clock=shared.clock if shared else RealClock(),
         deadline_s=STATE_DEADLINE_S,
         keep_reference=config.uses_kl and "reference" not in config.resource,
-        parity=ParityGate(parity_settings(config)),
+        parity=build_parity(config),
         executor=ThreadPoolExecutor(1, thread_name_prefix="actor"),
-    )
-
-
-def parity_settings(config: RunConfig) -> Any:
-    from relax.engine.parity.gate import ParitySettings
-
-    train = config.train
-    return ParitySettings(
-        interval=train.parity_interval,
-        limit=train.parity_limit,
-        policy=train.parity_policy,  # type: ignore[arg-type]
-        max_staleness=config.cluster.max_staleness,
     )
 
 
@@ -391,6 +379,8 @@ def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = 
             n_samples_per_prompt=config.rollout.n_samples_per_prompt,
             reward_key=config.reward.reward_key,
             result_dir=result_folder(config, folder),
+            interrupt_for_weights=config.rollout.partial_rollout,
+            generate_timeout_s=config.rollout.generate_timeout_s,
             drop_overlong=config.rollout.overlong_prompt != "error",
             in_order=config.cluster.deterministic,
             samples_per_engine=config.rollout.sglang_server_concurrency or 1,
@@ -418,6 +408,8 @@ def rollout_options(config: RunConfig) -> Any:
         on_failure=rollout.rollout_failure_policy,  # type: ignore[arg-type]
         partial_rollout=rollout.partial_rollout,
         strict_timing=config.cluster.deterministic,
+        protected_after=rollout.partial_rollout_max_aborted_count,
+        mask_off_policy=rollout.mask_offpolicy_in_partial_rollout,
     )
 
 

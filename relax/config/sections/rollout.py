@@ -48,7 +48,20 @@ class RolloutConfig(Section):
         "asked for each accepted group, as a list of one.",
         check=import_path,
     )
-    partial_rollout: bool = flag(False, help="Go on with an interrupted response instead of starting it again.")
+    partial_rollout: bool = flag(
+        False,
+        help="Interrupt responses for each weight update and go on with them under the new weights; without it they "
+        "start again where they must be interrupted.",
+    )
+    partial_rollout_max_aborted_count: int | None = flag(
+        None,
+        help="Interruptions after which a response is left to run to its end.",
+        check=at_least(1),
+        shown="no limit",
+    )
+    mask_offpolicy_in_partial_rollout: bool = flag(
+        False, help="Train only on the tokens of a continued response that its newest weights sampled."
+    )
     custom_generate_function_path: str | None = flag(
         None, help="Async function (args, sample, sampling_params) that generates one sample.", check=import_path
     )

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from relax.backends.base import Part, TrainBackend
+from relax.backends.base import Part, ScoreSwitch, TrainBackend
 from relax.data.columns import TrainSequence
 
 Uid = tuple[int, int]
@@ -63,7 +63,9 @@ class Compared:
         return float(self.sizes.mean()) if self.sizes.size else 0.0
 
 
-def compare(backend: TrainBackend, part: Part, tags: Mapping[int, str]) -> list[Compared]:
+def compare(
+    backend: TrainBackend, part: Part, tags: Mapping[int, str], switch: ScoreSwitch | None = None
+) -> list[Compared]:
     """Score a part under each version of `tags` ({version: tag of the backend}) that any rank has tokens of."""
     sequences = [s for micro in part.micro_batches for s in micro]
     here = {int(v) for s in sequences for v in np.unique(sampled_versions(s))}
@@ -71,7 +73,7 @@ def compare(backend: TrainBackend, part: Part, tags: Mapping[int, str]) -> list[
     trainer = {s.uid: np.full(s.response_len, np.nan) for s in sequences}
     above = {s.uid: np.full(s.response_len, np.nan) for s in sequences}
     for version in wanted:
-        scores = backend.score(part, frozenset({"log_probs", "mass_above"}), tags[version])
+        scores = backend.score(part, frozenset({"log_probs", "mass_above"}), tags[version], switch)
         for sequence in sequences:
             mine = sampled_versions(sequence) == version
             trainer[sequence.uid][mine] = scores[sequence.uid]["log_probs"][mine]

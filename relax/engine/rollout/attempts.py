@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from relax.engine.rollout.hooks import ActiveTime, GenerateFailed, GenerateHook, call_generate, load_hook, name_of
-from relax.engine.rollout.recorder import SampleRecorder
+from relax.engine.rollout.recorder import Interruption, SampleRecorder
 from relax.engine.rollout.state import GrowingPermits, Permits
 from relax.schedule.clock import Clock
 from relax.utils.errors import InfrastructureError, UserCodeError
@@ -42,6 +42,8 @@ class GenerationOptions:
     engine_tries: int = 6  # calls that the infrastructure may break, beyond those of post itself
     engine_wait_s: float = 0.5  # doubles with each try
     partial_rollout: bool = False  # go on with an interrupted response instead of starting again
+    protected_after: int | None = None  # interruptions after which a response is left to run; None: never
+    mask_off_policy: bool = False  # train only on tokens of the newest version of a continued response
     stream: str = "sample"  # random stream: "sample" or "eval"
     strict_timing: bool = False  # a time-out ends the run, whatever `on_failure` says (--deterministic)
 
@@ -63,9 +65,10 @@ class Tally:
     failures: Counter[str] = field(default_factory=Counter)  # by reason
     in_flight: set[SampleRecorder] = field(default_factory=set)
 
-    def request_ids(self) -> list[str]:
-        """Engine requests that run now."""
-        return sorted(rid for recorder in self.in_flight for rid in recorder.in_flight)
+    def request_ids(self, interruption: Interruption | None = None) -> list[str]:
+        """Engine requests that run now, of one kind or of all."""
+        recorders = [r for r in self.in_flight if interruption in (None, r.interruption)]
+        return sorted(rid for recorder in recorders for rid in recorder.in_flight)
 
 
 class SampleRunner:
@@ -114,7 +117,7 @@ class SampleRunner:
                 sample = self._again(prompt, sample)
             else:
                 if not any(s.status is Sample.Status.ABORTED for s in samples):
-                    return samples
+                    return self._finished(hook, samples)
                 aborts += 1
                 if aborts > self._options.max_aborts:
                     raise Dropped("aborted", f"sample {name_of(sample)} was interrupted {aborts} times")
@@ -128,6 +131,7 @@ class SampleRunner:
             max_response_len=self._options.max_response_len,
             gate=self._wait_open,
             first_turn=sample.abort_count if sample.response_length else 0,
+            interruption=self._interruption(hook, sample),
         )
         tally.attempts += 1
         tally.in_flight.add(recorder)
@@ -180,13 +184,37 @@ class SampleRunner:
     def _resume(self, hook: GenerateHook, prompt: Sample, samples: list[Sample]) -> Sample:
         """The next attempt after an interruption: the rest of the response, or all of it."""
         interrupted = samples[0]
-        if not (self._options.partial_rollout and hook.is_default):
+        if not self._continues(hook):
             sample = self._again(prompt, interrupted)
         else:
             sample = interrupted
             sample.attempt, sample.status, sample.finish_reason = interrupted.attempt + 1, Sample.Status.PENDING, None
         sample.abort_count += 1
         return sample
+
+    def _continues(self, hook: GenerateHook) -> bool:
+        """Only the default function can go on in the middle; a user's own starts again."""
+        return self._options.partial_rollout and hook.is_default
+
+    def _interruption(self, hook: GenerateHook, sample: Sample) -> Interruption:
+        if not self._continues(hook):
+            return "none"
+        limit = self._options.protected_after
+        return "protected" if limit is not None and sample.abort_count >= limit else "cut"
+
+    def _finished(self, hook: GenerateHook, samples: list[Sample]) -> list[Sample]:
+        if self._options.mask_off_policy and self._continues(hook):
+            for sample in samples:
+                mask_off_policy(sample)
+        return samples
+
+
+def mask_off_policy(sample: Sample) -> None:
+    """Mask what older weights sampled of a response that went on under newer ones. Versions stay: they are its age."""
+    if sample.abort_count and sample.weight_versions:
+        newest = max(sample.weight_versions)
+        pairs = zip(sample.loss_mask or (), sample.weight_versions, strict=True)
+        sample.loss_mask = [int(bool(mask) and version == newest) for mask, version in pairs]
 
 
 def fresh_copy(prompt: Sample, index: int | None = None) -> Sample:

@@ -7,7 +7,7 @@ expanded ids. So `sample.rollout_tokens` holds the first kind and `sample.tokens
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from relax.engine.rollout.media_payload import media_payload
@@ -42,10 +42,44 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], e
     check_prompt_length(sample, answer)
     append_answer(sample, payload, answer)
     if done:  # a character may be cut at the interruption, so the text is decoded from all ids
-        response = sample.tokens[len(sample.tokens) - sample.response_length :]
         skip = params.get("skip_special_tokens", False)
-        sample.response = state.tokenizer.decode(response, skip_special_tokens=skip)
+        end_at_stop(sample, len(done), params.get("stop") or (), lambda ids: decode(state, ids, skip))
+        response = sample.tokens[len(sample.tokens) - sample.response_length :]
+        sample.response = decode(state, response, skip)
     return sample
+
+
+def decode(state: GenerateState, ids: Sequence[int], skip_special_tokens: bool) -> str:
+    return state.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+def end_at_stop(sample: Sample, cut: int, stops: Sequence[str], text_of: Callable[[list[int]], str]) -> None:
+    """End a continued response where a stop string that began before its interruption is complete.
+
+    The engine looks for stop strings in what it samples for one request, so it misses one that lies across `cut`,
+    the number of response tokens before the interruption. What came after the string falls off.
+    """
+    if not stops:
+        return
+    prompt = len(sample.tokens) - sample.response_length
+    response = sample.tokens[prompt:]
+    first = max(0, cut - 4 * max(map(len, stops)))  # a character has at most four tokens
+    before = text_of(response[first:cut])
+    for end in range(cut + 1, len(response) + 1):
+        text = text_of(response[first:end])
+        across = [s for s in stops if 0 <= text.find(s) < len(before)]
+        if across:
+            break
+        if len(text) >= len(before) + max(map(len, stops)):
+            return
+    else:
+        return
+    sample.tokens, sample.response_length = sample.tokens[: prompt + end], end
+    sample.loss_mask = (sample.loss_mask or [])[:end]
+    sample.rollout_log_probs = (sample.rollout_log_probs or [])[:end]
+    sample.weight_versions = sample.weight_versions[:end]
+    sample.finish_reason, sample.matched_stop = "stop", across[0]
+    sample.status = STATUS_OF["stop"]
 
 
 def prepare_prompt(state: GenerateState, sample: Sample) -> None:

@@ -100,6 +100,8 @@ def generation_options(args: Any) -> GenerationOptions:
         call_timeout_s=args.generate_timeout_s,
         on_failure=args.rollout_failure_policy,
         partial_rollout=args.partial_rollout,
+        protected_after=args.partial_rollout_max_aborted_count,
+        mask_off_policy=args.mask_offpolicy_in_partial_rollout,
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from relax.engine.rollout.attempts import Dropped, GenerationOptions, SampleRunner, Tally, fresh_copy
 from relax.engine.rollout.hooks import ActiveTime, GenerateHook
+from relax.engine.rollout.recorder import Interruption
 from relax.schedule.clock import Clock
 from relax.utils.errors import EngineLost, InfrastructureError, InternalError, UserCodeError
 from relax.utils.faults import pause_at
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 ABORT_DEADLINE_S = 60.0
 ABORT_AGAIN_S = 0.5  # requests that reached an engine after the abort are aborted by the next one
 ABORT_POLL_S = 0.01
+PROTECTED_POLL_S = 0.25  # they run for seconds to minutes
 
 
 @dataclass(frozen=True)
@@ -213,14 +215,42 @@ class GroupGenerator:
     async def abort(self, deadline_s: float = ABORT_DEADLINE_S) -> None:
         """Pause, and cut off every running engine request. Returns when none runs; `resume` starts them again."""
         self.pause()
+        await self._cut_off(None, deadline_s)
+
+    async def interrupt(self, deadline_s: float = ABORT_DEADLINE_S) -> int:
+        """Cut off the requests of responses that go on afterwards (--partial-rollout) -> how many. Call it paused.
+
+        Protected responses, and those of user functions, run on.
+        """
+        number = len(self._request_ids("cut"))
+        await self._cut_off("cut", deadline_s)
+        return number
+
+    async def finish_protected(self, deadline_s: float) -> None:
+        """Wait until no request of a protected response runs, at most `deadline_s`. Call it paused."""
+        end = self._clock.now() + deadline_s
+        while left := self._request_ids("protected"):
+            if self._clock.now() >= end:
+                logger.warning("protected requests are cut off after %g s: %s", deadline_s, left[:4])
+                return
+            await self._clock.sleep(PROTECTED_POLL_S)
+
+    async def _cut_off(self, kind: Interruption | None, deadline_s: float) -> None:
         end, next_abort = self._clock.now() + deadline_s, self._clock.now()
-        while left := [rid for running in self._running.values() for rid in running.tally.request_ids()]:
+        while left := self._request_ids(kind):
             if self._clock.now() >= end:
                 raise EngineLost(f"{len(left)} requests did not end within {deadline_s:g} s of an abort: {left[:4]}")
             if self._engines is not None and self._clock.now() >= next_abort:
-                await self._engines.abort()
+                if kind is None:
+                    await self._engines.abort()
+                else:
+                    await asyncio.gather(*(self._engines.abort(rid) for rid in left))
                 next_abort = self._clock.now() + ABORT_AGAIN_S
             await self._clock.sleep(ABORT_POLL_S)
+
+    def _request_ids(self, kind: Interruption | None) -> list[str]:
+        tallies = [running.tally for running in self._running.values()]
+        return [rid for tally in tallies for rid in tally.request_ids(kind)]
 
     async def stop(self) -> Leftover:
         """End everything. Groups that have not ended are returned as they were admitted. No task is left."""

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from relax.utils.errors import InfrastructureError
 from relax.utils.ids import RequestId
 from relax.utils.rng import stream_key
 from relax.utils.types import Sample
+
+# cut: a request may be cut off, because the response goes on afterwards; protected: it was cut often enough and runs
+# to its end; none: it belongs to a call that cannot go on in the middle.
+Interruption = Literal["cut", "protected", "none"]
 
 LOGPROB_TOLERANCE = 1e-5  # a float32 round trip of the engine's number passes, another token's number does not
 
@@ -96,6 +100,7 @@ class SampleRecorder:
         max_response_len: bound on the sampled tokens of the sample over its turns; None: unbounded.
         gate: awaited before every request; holds requests back while the rollout is paused.
         first_turn: turns of earlier calls, when an interrupted response is continued.
+        interruption: what a weight update may do to its requests.
     """
 
     def __init__(
@@ -107,10 +112,12 @@ class SampleRecorder:
         max_response_len: int | None = None,
         gate: Callable[[], Awaitable[None]] | None = None,
         first_turn: int = 0,
+        interruption: Interruption = "none",
     ) -> None:
         self._seed, self._stream, self._max_response_len, self._gate = seed, stream, max_response_len, gate
         self._group, self._index, self._attempt = sample.group_index or 0, sample.index or 0, sample.attempt
         self._turn = first_turn
+        self.interruption = interruption
         self._carried = sample.response_length  # response tokens of earlier calls
         self.answers: list[Answer] = []
         self.prefix_breaks = 0  # used answers whose input was not the tokens in front of them
@@ -132,7 +139,7 @@ class SampleRecorder:
         params.setdefault("sampling_seed", stream_key(self._seed, self._stream, self._group, self._index, turn))
         payload.setdefault("return_logprob", True)
         if self._max_response_len is not None:
-            left = self._max_response_len - self._sampled_before(payload.get("input_ids"))
+            left = self._max_response_len - self._carried - self._sampled_before(payload.get("input_ids"))
             if left <= 0:
                 return _empty_answer(payload["rid"])
             params["max_new_tokens"] = min(left, params.get("max_new_tokens", left))

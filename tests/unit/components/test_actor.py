@@ -198,7 +198,7 @@ async def test_P2_log_probs_of_another_kind_end_the_run_before_the_first_update(
     mean = sum(gaps) / 2
     strict = ParityGate(ParitySettings(limit=0.9 * mean))
     actor, _, groups, _ = await actor_with({2: [3, 4]}, engine_log_prob=-1.0, parity=strict)
-    with pytest.raises(ConfigError, match=rf"{mean:.3f} nats on average and {max(gaps):.3f} at most over 2 tokens"):
+    with pytest.raises(ConfigError, match=rf"{mean:.3g} nats on average and {max(gaps):.3g} at most over 2 tokens"):
         await actor.train(task(groups, (1.0,)))
     lenient = ParityGate(ParitySettings(limit=1.1 * mean))
     allowed, _, groups, _ = await actor_with({2: [3, 4]}, engine_log_prob=-1.0, parity=lenient)

@@ -151,6 +151,22 @@ def test_a_resumed_run_is_compared_at_its_first_rollout():
     assert gate.due(8)
 
 
+def test_a_resumed_run_waits_for_a_rollout_of_which_it_has_the_weights():
+    """Rollout 7 was sampled by version 6, which an earlier process published; rollout 8 by version 7."""
+    tables = {version: table(version) for version in (6, 7, 8)}
+    gate, backend = ParityGate(ParitySettings(max_staleness=1)), trainer(tables[7])
+    gate.published(backend, 7)
+    old = part(sequence([3], [6], [log_p(tables[6], 1, 3)]))
+    assert gate.check(backend, old, 7).count == 0
+    backend.table = tables[8].copy()
+    gate.published(backend, 8)
+    assert gate.due(8)
+    found = gate.check(backend, part(sequence([3], [7], [log_p(tables[7], 1, 3)])), 8)
+    assert (found.count, found.max) == (1, pytest.approx(0.0, abs=1e-6))
+    assert not gate.due(9)
+    assert backend._kept == {}
+
+
 def test_a_difference_ends_the_run_before_the_first_update_and_later_by_policy(caplog):
     backend, wrong = trainer(table(0)), part(sequence([3], [0], [-5.0]))
     gate = ParityGate(ParitySettings(interval=1))

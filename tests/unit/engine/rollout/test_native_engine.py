@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from relax.backends.base import ModelSpec, Part
 from relax.backends.engine_client import AsgiEngineClient
+from relax.backends.fsdp.backend import FsdpBackend
 from relax.backends.native.build import EngineSettings, build_app
+from relax.data.columns import TrainSequence
+from relax.distributed.checkpoint_service.publishers import SharedMemoryPublisher
 from relax.engine.rollout.attempts import GenerationOptions
 from relax.engine.rollout.generate_rollout import generate_rollout
 from relax.engine.rollout.groups import AdmittedGroup, GroupGenerator
@@ -60,6 +67,8 @@ def make_args(folder) -> SimpleNamespace:
         sglang_server_concurrency=None,
         engine_max_running_requests=16,
         partial_rollout=False,
+        partial_rollout_max_aborted_count=None,
+        mask_offpolicy_in_partial_rollout=False,
         generate_timeout_s=60.0,
         rollout_failure_policy="fail",
         custom_generate_function_path=None,
@@ -130,3 +139,67 @@ async def test_what_the_engine_refuses_keeps_its_status(client, folder):
     with pytest.raises(HttpError, match="answered 400") as caught:
         await post(f"{URL}/generate", {"input_ids": [], "sampling_params": {"max_new_tokens": 4}})
     assert caught.value.status == 400
+
+
+async def test_a_continued_response_has_the_trainers_log_probs_under_each_of_its_versions(client, folder, tmp_path):
+    """Two weight updates cut it; each of its tokens is scored by the trainer under the version that sampled it."""
+    folders = [folder, *(build_tiny_model_folder(tmp_path / str(seed), seed=seed) for seed in (1, 2))]
+    args = make_args(folder)
+    generator = GroupGenerator(
+        args=args,
+        hook=load_hook(),
+        sampling_params=SamplingOptions(max_response_len=300, temperature=0.9).params() | {"ignore_eos": True},
+        options=GenerationOptions(seed=42, max_response_len=300, partial_rollout=True, on_failure="fail"),
+        clock=RealClock(),
+        scorer=LengthScorer(),
+        engines=client,
+    )
+    prompt = tiny_tokenizer().encode("What is 3 plus 4?", add_special_tokens=False)
+    await install(client, folders[0], 0, tmp_path)
+    generator.admit([AdmittedGroup(3, Sample(rollout_tokens=prompt), 3)])
+    try:
+        for version in (1, 2):
+            await asyncio.sleep(0.3)
+            generator.pause()
+            assert await generator.interrupt() == 3
+            await install(client, folders[version], version, tmp_path)
+            generator.resume()
+        samples = (await generator.next_finished()).samples
+    finally:
+        await generator.stop()
+    assert {version for s in samples for version in s.weight_versions} == {0, 1, 2}
+    assert [(s.response_length, s.abort_count) for s in samples] == [(300, 2)] * 3
+    scores = [score(model, samples, temperature=0.9) for model in folders]
+    for place, sample in enumerate(samples):
+        versions = np.asarray(sample.weight_versions)
+        own = np.choose(versions, [found[place] for found in scores])
+        engine = np.asarray(sample.rollout_log_probs, np.float32)
+        assert (own == engine).all()  # to the bit: prefix and response alike were computed under the new weights
+        assert (np.choose(np.minimum(versions + 1, 2), [f[place] for f in scores]) != engine)[versions < 2].any()
+
+
+async def install(client, folder, version: int, scratch) -> None:
+    backend = FsdpBackend()
+    backend.open(ModelSpec(folder), None)
+    manifest = SharedMemoryPublisher(scratch / "versions").publish(version, backend.weights())
+    backend.close()
+    await client.pause("retract")
+    await client.weights_begin()
+    await client.weights_from_disk(Path(str(manifest.folder)), version)
+    await client.weights_end(version)
+    await client.resume()
+
+
+def score(folder, samples: list[Sample], *, temperature: float) -> list[np.ndarray]:
+    """float32 log-probs of the whole responses under one folder's weights."""
+    backend = FsdpBackend()
+    backend.open(ModelSpec(folder, temperature=temperature), None)
+    rows = [
+        TrainSequence(
+            3, s.index, np.asarray(s.tokens, np.int32), s.prompt_length, np.ones(s.response_length, np.uint8)
+        )
+        for s in samples
+    ]
+    found = backend.score(Part((tuple(rows),)), frozenset({"log_probs"}))
+    backend.close()
+    return [found[row.uid]["log_probs"] for row in rows]
