@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,16 @@ async def ask(context: Context, layout: str, media: Media, n: int = 12, **option
     return prompt, await context.generate(prompt, n=n, call=data, **options)
 
 
-async def require_seen(context: Context, layout: str, media: Media, **options: Any) -> None:
+async def require_seen(
+    context: Context, layout: str, media: Media, *, folder: Path | None = None, **options: Any
+) -> None:
     """Prompt length and log-probs are those of the trainer's own expansion and features."""
     prompt, answer = await ask(context, layout, media, **options)
     features = context.features(media)
     expanded = context.media.expand(prompt, features)
     counted = answer["meta_info"]["prompt_tokens"]
     require(counted == len(expanded), f"prompt_tokens {len(expanded)}, media expanded", counted)
-    context.require_expected(answer, expanded, features=features)
+    context.require_expected(answer, expanded, features=features, folder=folder)
 
 
 @check

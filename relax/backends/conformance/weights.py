@@ -12,6 +12,8 @@ import numpy as np
 from relax.backends.conformance.check import Check, named, refused, require
 from relax.backends.conformance.context import SECOND_VERSION, Context, scores
 from relax.backends.conformance.control import LONG, running
+from relax.backends.conformance.media import require_seen
+from relax.backends.conformance.samples import png
 from relax.distributed.checkpoint_service.gloo import GlooPublisher
 from relax.distributed.checkpoint_service.updater import install_version
 from relax.schedule.clock import RealClock
@@ -128,6 +130,15 @@ async def a_prompt_is_prefilled_again_after_an_update(context: Context) -> None:
     answer = await context.generate(prompt, n=12)
     require(answer["meta_info"]["cached_tokens"] == 0, "cached_tokens 0", answer["meta_info"]["cached_tokens"])
     context.require_expected(answer, prompt, folder=context.second)
+
+
+@check
+async def an_image_is_encoded_again_after_an_update(context: Context) -> None:
+    """The same image before and after: what the encoder made of it under the old weights serves nothing."""
+    media = [("image", png(6))]
+    await require_seen(context, "text M text", media)
+    await context.install_folder(context.second, VERSION)
+    await require_seen(context, "text M text", media, folder=context.second)
 
 
 async def _in_flight(context: Context, mode: str) -> tuple[list[int], Any, int]:

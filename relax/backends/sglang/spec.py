@@ -85,6 +85,7 @@ class SglangEngine:
 
     def _env(self, config: EngineConfig, gpus: Sequence[int]) -> dict[str, str]:
         env = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        env["SGLANG_VLM_CACHE_SIZE_MB"] = "0"  # no flush empties it: encoder outputs would outlive their weights
         if gpus:
             return env | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
         env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}

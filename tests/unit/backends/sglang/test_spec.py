@@ -21,6 +21,7 @@ def command(config: EngineConfig, gpus=(), port=30000, python="py"):
 def test_the_command_always_has_the_two_flags_whose_lack_is_silent(tmp_path):
     """An idle scheduler spins on a core without the first; without the second a request's own seed is ignored."""
     for gpus in ((), (0,)):
+        assert command(EngineConfig(tmp_path), gpus).env["SGLANG_VLM_CACHE_SIZE_MB"] == "0"
         assert {"--sleep-on-idle", "--enable-deterministic-inference"} <= set(
             command(EngineConfig(tmp_path), gpus).argv
         )
