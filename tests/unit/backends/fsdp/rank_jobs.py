@@ -14,11 +14,13 @@ from relax.backends.fsdp.backend import FsdpBackend
 from relax.backends.fsdp.distributed import Ranks, init_distributed
 from relax.distributed.checkpoint_service.publishers import SharedMemoryPublisher
 from relax.utils.errors import Divergence
+from tests.unit.backends.fsdp.streamed_rollouts import train_rollouts
 from tests.unit.backends.training_cases import ClippedPolicyLoss, audio, gradients, groups, image
 
 DIVISOR = 37.0
 NUM_STEPS = 3
 OPTIMIZER = OptimizerSpec(lr=2e-3, warmup_steps=2, weight_decay=0.1)
+STREAMED_PARTS = {"whole": 6, "streamed": 1}  # groups of a part
 KINDS = ("qwen3_omni", "qwen3_moe")
 
 
@@ -93,6 +95,10 @@ def main(models: Path, out: Path, ranks: Ranks) -> None:
     resumed.open(ModelSpec(models / "qwen3_moe-0", suppressed_ids=(6, 7, 10)), OPTIMIZER)
     resumed.load(out / "one-process")
     result["resumed"] = {"first": resumed.num_steps, "steps": train(resumed, "qwen3_moe", ranks.rank)}
+    for name, part_size in STREAMED_PARTS.items():
+        backend = FsdpBackend(ranks)
+        backend.open(ModelSpec(models / "qwen3_moe-0"), OPTIMIZER)
+        result[name] = train_rollouts(backend, ranks.rank, 2, part_size)
     half = FsdpBackend(ranks)
     half.open(ModelSpec(models / "qwen3_moe-0", dtype="bf16"), OPTIMIZER)
     result["bf16"] = train(half, "qwen3_moe", ranks.rank)
