@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.parity import Case, png, processor, prompt_ids, tokenizer
+from benchmarks.parity import Case, processor, prompt_ids, tokenizer
 from relax.backends.base import ModelSpec, Part
+from relax.backends.conformance.samples import png
 from relax.backends.engine_client import AsgiEngineClient
 from relax.backends.exact.logprobs import distribution
 from relax.backends.fsdp.backend import FsdpBackend
