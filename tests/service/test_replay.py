@@ -139,6 +139,18 @@ def test_an_older_token_is_drawn_again_under_its_older_version(inputs, tmp_path,
     )
 
 
+def test_a_rollout_that_was_trained_part_after_part_comes_out_again_in_that_order(inputs, tmp_path, replay):
+    flags = inputs.flags(tmp_path / "run", num_rollout=2, rollout_batch_size=4, global_batch_size=8)
+    words = ["--num-iters-per-train-update", 2, "--stream-order", "arrival"]
+    done = inline([*flags, *ASYNC, 1, *words]).ok()
+    assert [event["last"] for event in done.events("bound")] == [False, True] * 2
+    for path in done.folder.glob("iter_*"):
+        shutil.rmtree(path)
+    found = replay(done.folder)
+    assert found.code == 0, found.out + found.err
+    assert (found.result["identical"], found.result["steps"]) == (True, [0, 1])
+
+
 def test_media_are_read_again_from_the_data_and_a_changed_picture_is_named(tmp_path, replay):
     from PIL import Image
 

@@ -60,9 +60,14 @@ class StepRecord:
     """One trained rollout."""
 
     rollout_id: int
-    groups: tuple[int, ...]  # in uid order
+    parts: tuple[tuple[int, ...], ...]  # groups as they were bound, each part in uid order
     digest: str  # chained over all groups trained so far
     trained: ev.Trained | None = None  # None: an older run, which did not write it
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """In uid order."""
+        return tuple(sorted(group for part in self.parts for group in part))
 
 
 @dataclass
@@ -185,7 +190,7 @@ class _Line:
         self._record = record
         self._before: dict[int, StepRecord] = {}  # of earlier incarnations in this folder
         self._starts_before: list[Start] = []
-        self._bound: dict[int, tuple[int, ...]] = {}
+        self._bound: dict[int, tuple[tuple[int, ...], ...]] = {}
 
     def read(self) -> None:
         for event in _events(self._record.folder.journal / "driver.jsonl"):
@@ -204,10 +209,10 @@ class _Line:
         elif isinstance(event, (ev.Admitted, ev.Restored)):
             record.rows[event.group] = (event.epoch, event.row)
         elif isinstance(event, ev.Bound):
-            self._bound[event.rollout_id] = (*self._bound.get(event.rollout_id, ()), *event.groups)
+            self._bound[event.rollout_id] = (*self._bound.get(event.rollout_id, ()), tuple(sorted(event.groups)))
         elif isinstance(event, ev.Stepped):
-            groups = tuple(sorted(self._bound.get(event.rollout_id, ())))
-            record.steps[event.rollout_id] = StepRecord(event.rollout_id, groups, event.digest)
+            parts = self._bound.get(event.rollout_id, ())
+            record.steps[event.rollout_id] = StepRecord(event.rollout_id, parts, event.digest)
         elif isinstance(event, ev.Trained) and event.rollout_id in record.steps:
             record.steps[event.rollout_id] = replace(record.steps[event.rollout_id], trained=event)
         elif isinstance(event, ev.Published):

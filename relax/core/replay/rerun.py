@@ -28,6 +28,7 @@ from relax.config.run import RunConfig, default_values
 from relax.core.build import InProcess, Wiring, build_actor, build_advantages, build_forward, tables
 from relax.core.checkpoint import MODEL, REFERENCE
 from relax.core.controller import loop_settings
+from relax.core.part_reports import join_advantages, join_trainings
 from relax.core.replay.record import RunRecord, Start, StepRecord
 from relax.data.columns import media_columns
 from relax.distributed.bus.base import Block
@@ -114,26 +115,37 @@ class Rerun:
     async def step(
         self, step: StepRecord, blocks: Mapping[int, Block], features: Features
     ) -> tuple[AdvantageReport, TrainReport]:
-        """Train one rollout as the training loop does: forward roles and advantages, then the actor."""
+        """Train one rollout as the training loop does, part after part: other roles first, then the actor."""
         rollout_id, partition, settings = step.rollout_id, partition_of(step.rollout_id), self._settings
-        groups = released_groups([blocks[group] for group in step.groups], features)
-        await self._bus.put(partition, "rollout", [blocks[group] for group in step.groups])
-        if features:
-            await self._bus.put(partition, "media", [Block(g, media_columns(f)) for g, f in sorted(features.items())])
-        forwards = [role.score(rollout_id, groups) for role in self._forward.values()]
-        advantages, *_ = await asyncio.gather(self._advantages.compute(rollout_id, step.groups), *forwards)
-        report = await self._actor.train(
-            TrainTask(
+        weighed, trained = [], []
+        for number, part in enumerate(step.parts):
+            last = number == len(step.parts) - 1
+            groups = released_groups([blocks[group] for group in part], features)
+            await self._put(partition, part, blocks, features)
+            forwards = [role.score(rollout_id, groups) for role in self._forward.values()]
+            advantages, *_ = await asyncio.gather(self._advantages.compute(rollout_id, part, last), *forwards)
+            task = TrainTask(
                 rollout_id=rollout_id,
                 groups=groups,
                 tables=settings.tables,
                 divisors=advantages.divisors,
                 score_reference=settings.actor_scores_reference,
                 score_old=settings.actor_scores_old,
+                first=number == 0,
+                last=last,
             )
-        )
+            weighed.append(advantages)
+            trained.append(await self._actor.train(task))
         await self._bus.drop(partition)
-        return advantages, report
+        return join_advantages(weighed, settings.parts_per_step), join_trainings(trained)
+
+    async def _put(
+        self, partition: str, groups: Sequence[int], blocks: Mapping[int, Block], features: Features
+    ) -> None:
+        media = [Block(group, media_columns(features[group])) for group in groups if group in features]
+        if media:
+            await self._bus.put(partition, "media", media)
+        await self._bus.put(partition, "rollout", [blocks[group] for group in groups])
 
     async def publish(self, version: int) -> WeightManifest:
         """Publish the weights, and give them to the roles that take them."""

@@ -16,14 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from relax.algorithms.advantages import group_advantages
-from relax.components.messages import AdvantageReport, partition_of
+from relax.components.messages import AdvantageReport, ReleaseReport, partition_of
 from relax.components.rollout_metrics import release_metrics
 from relax.core.build import InProcess, Wiring, algorithm_options, build_advantages
+from relax.core.controller import loop_settings
+from relax.core.part_reports import join_advantages, join_releases
 from relax.core.replay.capture import SampleTokens, StepView, view_step
 from relax.core.replay.compare import close
 from relax.core.replay.record import RunRecord
 from relax.core.replay.replay import trace_check
-from relax.core.replay.rerun import why_inexact
+from relax.core.replay.rerun import released_groups, why_inexact
 from relax.core.step_metrics import OBJECTIVE
 from relax.distributed.bus.base import Block
 from relax.distributed.bus.local import LocalBus
@@ -107,12 +109,7 @@ class Why:
     # ------------------------------------------------------------------ from the trace
 
     async def _rollout(self, metric: str, name: str) -> Explanation | None:
-        sums, maxima = release_metrics(
-            self.step.rollout_id,
-            list(self.blocks.values()),
-            [{} for _ in self.blocks],
-            [row for group in self.blocks for row in self._rows.get(group, ())],
-        )
+        sums, maxima = self._released.metrics, self._released.maxima
         if name == "staleness_steps/mean" or name == "staleness_steps/max":
             rows = self._ages()
         elif name == "trained_groups":
@@ -131,6 +128,17 @@ class Why:
             return self._made(metric, maxima[metric], rows, "the largest row", largest, kind)
         total, count = sums[metric]
         return self._mean(metric, total / count, rows, kind)
+
+    @functools.cached_property
+    def _released(self) -> ReleaseReport:
+        """What the rollout role reported, but for times: they are not known any more."""
+        parts = []
+        for part in self.step.parts:
+            rows = [row for group in part for row in self._rows.get(group, ())]
+            blocks = [self.blocks[group] for group in part]
+            sums, maxima = release_metrics(self.step.rollout_id, blocks, [{} for _ in part], rows)
+            parts.append(ReleaseReport(released_groups(blocks, {}), sums, maxima))
+        return join_releases(parts)
 
     @functools.cached_property
     def _rows(self) -> dict[int, list[dict[str, Any]]]:
@@ -198,7 +206,12 @@ class Why:
             await shared.bus.put(partition_of(self.step.rollout_id), "rollout", list(self.blocks.values()))
             wiring = Wiring(self.record.folder.root, self.record.folder.root)
             role = build_advantages(self.record.config, wiring, shared)
-            self._advantages = await role.compute(self.step.rollout_id, self.step.groups)
+            parts = [
+                await role.compute(self.step.rollout_id, part, part is self.step.parts[-1]) for part in self.step.parts
+            ]
+            self._advantages = join_advantages(
+                parts, loop_settings(self.record.config, self.record.folder).parts_per_step
+            )
         return self._advantages
 
     # ------------------------------------------------------------------ trained again

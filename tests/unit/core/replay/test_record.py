@@ -53,6 +53,7 @@ def test_a_step_has_its_groups_in_uid_order_whatever_the_pieces_of_its_bind(tmp_
     events = [ev.Bound(0, (4, 2), False), ev.Bound(0, (3,), True), ev.Stepped(0, "d0")]
     record = RunRecord.read(write_run(tmp_path, started(), *events))
     assert record.step(0).groups == (2, 3, 4)
+    assert record.step(0).parts == ((2, 4), (3,))  # in the order of training
 
 
 def test_what_came_after_the_cut_of_a_resume_does_not_count(tmp_path):
