@@ -207,7 +207,7 @@ WRONG: dict[str, tuple[Callable[[Path], None] | None, list[str], tuple[str, ...]
     "flags that exclude each other": (
         None,
         argv("--fully-async", "--colocate"),
-        ("--fully-async and --colocate exclude each other", "keep one of the two"),
+        ("--fully-async and --colocate exclude each other", "keep one of the three"),
     ),
     "a missing file": (
         None,
