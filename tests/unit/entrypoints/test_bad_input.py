@@ -196,6 +196,8 @@ def other_data(work: Path) -> None:
 
 def a_lost_checkpoint(work: Path) -> None:
     checkpoint(work)
+    (saved,) = (work / "run").glob("iter_*")
+    saved.rename(work / "moved")
     (work / "run" / "latest_checkpointed_iteration.txt").write_text("7")
 
 
