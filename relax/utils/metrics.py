@@ -241,20 +241,19 @@ class TensorBoardSink:
 
     def __init__(self, folder: Path, resumed_at: int | None = None) -> None:
         try:
-            from tensorboard.compat.proto.event_pb2 import (  # pyright: ignore[reportAttributeAccessIssue]
-                Event,
-                SessionLog,
-            )
+            from tensorboard.compat.proto import event_pb2
             from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
             raise ConfigError(
                 f"--use-tensorboard needs the package tensorboard ({error}); install it or pass --no-use-tensorboard"
             ) from error
-        self._event, self._summary = Event, Summary
+        event: Any = event_pb2  # its classes are made at run time
+        self._event, self._summary = event.Event, Summary
         self._writer = EventFileWriter(str(folder))
         if resumed_at is not None:
-            self._writer.add_event(Event(step=resumed_at, session_log=SessionLog(status=SessionLog.START)))
+            start = event.SessionLog(status=event.SessionLog.START)
+            self._writer.add_event(event.Event(step=resumed_at, session_log=start))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         import time  # an event's wall time is an observation: nothing is ordered by it
