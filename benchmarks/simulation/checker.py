@@ -11,6 +11,7 @@ import itertools
 import json
 import struct
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,17 @@ EVERY_STEP = (
 )
 
 
-def violations(world: World, *, finished: bool = True) -> list[str]:
-    """Every broken promise as a sentence; empty when all hold."""
+def violations(world: World, *, finished: bool = True, before: Sequence[World] = ()) -> list[str]:
+    """Every broken promise as a sentence; empty when all hold. A resumed run goes on where those `before` stopped."""
     blocks = trace_blocks(world)
     found = [*life_cycle(world.journal.events), *rollouts(world, finished), *order_of_events(world.journal.events)]
-    found += [*gate(world.plan, world.journal.events), *ages(world, blocks), *digests(world, blocks)]
-    found += [*trained_rows(world, blocks), *log_probs(world, blocks), *metrics(world, finished), *pinned(world)]
+    found += [*gate(world.plan, world.journal.events), *ages(world, blocks), *digests(world, blocks, before)]
+    found += [
+        *trained_rows(world, blocks),
+        *log_probs(world, blocks, before),
+        *metrics(world, finished),
+        *pinned(world),
+    ]
     return found
 
 
@@ -119,9 +125,14 @@ def rollouts(world: World, finished: bool) -> list[str]:
         if len(set(bound[number])) != plan.batch:
             found.append(f"rollout {number} has {len(set(bound[number]))} groups, not {plan.batch}")
     trained = [event.rollout_id for event in of_kind(events, ev.Stepped)]
-    if trained != list(range(len(trained))) or (finished and len(trained) != plan.rollouts):
+    start = first_rollout(events)
+    if trained != list(range(start, start + len(trained))) or (finished and len(trained) != plan.rollouts):
         found.append(f"rollouts were trained in the order {trained}")
     return found
+
+
+def first_rollout(events: list[ev.Event]) -> int:
+    return max((event.rollout_id + 1 for event in of_kind(events, ev.Resumed)), default=0)
 
 
 def order_of_events(events: list[ev.Event]) -> list[str]:
@@ -201,10 +212,26 @@ def ages(world: World, blocks: dict[int, tuple[str, dict[str, np.ndarray]]]) -> 
         versions = blocks[event.group][1]["weight_version"]
         if (event.oldest, event.newest) != (int(versions[versions >= 0].min()), int(versions.max())):
             found.append(f"group {event.group}: versions {event.oldest} to {event.newest} are not those of its tokens")
+    published = 0
+    admitted: dict[int, int] = {}
+    for event in world.journal.events:
+        if isinstance(event, ev.Published):
+            published = event.version
+        elif isinstance(event, ev.Admitted):
+            admitted[event.group] = event.version
+        elif isinstance(event, ev.Accepted):
+            if event.newest > published:
+                found.append(f"group {event.group} has tokens of version {event.newest} before it was published")
+            if event.oldest < admitted[event.group]:
+                found.append(f"group {event.group} has tokens of an engine that missed version {event.oldest + 1}")
+        elif isinstance(event, ev.Dropped) and event.reason == "stale" and world.plan.stale_policy == "wait":
+            found.append(f"group {event.group} was thrown away as stale, and policy wait throws nothing away")
     return found
 
 
-def digests(world: World, blocks: dict[int, tuple[str, dict[str, np.ndarray]]]) -> list[str]:
+def digests(
+    world: World, blocks: dict[int, tuple[str, dict[str, np.ndarray]]], before: Sequence[World] = ()
+) -> list[str]:
     """The journal's digests are those of the bytes in the trace, and the chain of trained groups follows from them."""
     found = [
         f"group {event.group}: the trace has other bytes than the journal says"
@@ -212,7 +239,8 @@ def digests(world: World, blocks: dict[int, tuple[str, dict[str, np.ndarray]]]) 
         if blocks[event.group][0] != event.digest
     ]
     bound = bound_groups(world.journal.events)
-    chain = ""
+    earlier = {e.rollout_id: e.digest for old in before for e in of_kind(old.journal.events, ev.Stepped)}
+    chain = earlier.get(first_rollout(world.journal.events) - 1, "")
     for event in of_kind(world.journal.events, ev.Stepped):
         text = chain + "".join(f"|{group}:{blocks[group][0]}" for group in sorted(bound[event.rollout_id]))
         chain = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -225,22 +253,28 @@ def trained_rows(world: World, blocks: dict[int, tuple[str, dict[str, np.ndarray
     """The backend got every sample of every bound group once, with the tokens of the trace."""
     given = Counter((uid[0], tokens) for step in world.backend.trained for uid, tokens, _ in step)
     expected: Counter[tuple[int, tuple[int, ...]]] = Counter()
-    stepped = {event.rollout_id for event in of_kind(world.journal.events, ev.Stepped)}
-    for event in of_kind(world.journal.events, ev.Bound):
-        for group in event.groups if event.rollout_id in stepped else ():
+    begun: Counter[tuple[int, tuple[int, ...]]] = Counter()  # the run ended while this was trained
+    events = world.journal.events
+    stepped = {event.rollout_id for event in of_kind(events, ev.Stepped)}
+    taken = {event.rollout_id for event in of_kind(events, ev.Taken)}
+    for event in of_kind(events, ev.Bound):
+        rows = expected if event.rollout_id in stepped else begun
+        for group in event.groups if event.rollout_id in taken else ():
             columns = blocks[group][1]
             offsets = columns["token_offsets"]
             for start, end in itertools.pairwise(offsets):
-                expected[(group, tuple(columns["tokens"][start:end].tolist()))] += 1
-    if given == expected:
+                rows[(group, tuple(columns["tokens"][start:end].tolist()))] += 1
+    if not expected - given and not given - expected - begun:
         return []
-    return [f"the backend was given {(given - expected) or 'less'}; missing are {expected - given}"]
+    return [f"the backend was given {(given - expected - begun) or 'less'}; missing are {expected - given}"]
 
 
-def log_probs(world: World, blocks: dict[int, tuple[str, dict[str, np.ndarray]]]) -> list[str]:
+def log_probs(
+    world: World, blocks: dict[int, tuple[str, dict[str, np.ndarray]]], before: Sequence[World] = ()
+) -> list[str]:
     """Each token's log-prob is that of the table of the version that it claims."""
     found = []
-    tables = world.publisher.tables
+    tables = {version: t for one in (*before, world) for version, t in one.publisher.tables.items()}
     for group, (_, columns) in blocks.items():
         ends = columns["response_len"].cumsum()
         for place, end in enumerate(ends):
@@ -272,6 +306,8 @@ def metrics(world: World, finished: bool) -> list[str]:
     trained = sum(values["rollout/trained_groups"] for _, values in rows)
     if trained != world.plan.batch * len(rows):
         found.append(f"the metrics count {trained} trained groups")
+    if world.cut_off:  # what was counted since the last step is lost with the process
+        return found
     drops = Counter(event.reason for event in of_kind(world.journal.events, ev.Dropped))
     counted: Counter[str] = Counter()
     for _, values in rows:
@@ -286,7 +322,7 @@ def metrics(world: World, finished: bool) -> list[str]:
 
 def after_last_step(events: list[ev.Event]) -> list[ev.Event]:
     """What was decided once the last rollout's numbers may have been written."""
-    last = max(place for place, event in enumerate(events) if isinstance(event, ev.Stepped))
+    last = max((place for place, event in enumerate(events) if isinstance(event, ev.Stepped)), default=0)
     return events[last:]
 
 

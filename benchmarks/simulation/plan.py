@@ -40,6 +40,7 @@ class Plan:
     partial_rollout: bool = False
     protected_after: int | None = None  # with partial rollout
     mask_off_policy: bool = False
+    pace: float = 1.0  # how much slower tokens come: above 5, updates find groups that run
 
 
 def plan_of(seed: int) -> Plan:
@@ -77,3 +78,30 @@ def plan_of(seed: int) -> Plan:
     )
     streams = not colocate and plan.steps_per_rollout == 1 and rng.random() < 0.4
     return replace(plan, parts=batch, arrival_order=batch > 1 and rng.random() < 0.5) if streams else plan
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What else goes wrong in a schedule of the benchmark."""
+
+    kills: tuple[float, ...] = ()  # seconds after the start at which an engine's process dies
+    crash_at: tuple[int, ...] = ()  # the n-th call of a role ends the run; each is followed by a resume
+    repeats: float = 0.0  # share of reports that arrive twice, and of rows that are put twice
+    stale_puts: float = 0.0  # share of rows that an old writer puts again with other contents
+    reorders: float = 0.0  # share of puts and gets whose rows come in another order, in pieces
+
+
+def trouble_of(seed: int) -> tuple[Plan, Trouble]:
+    """A seed's schedule with the faults of processes and transport besides those of `plan_of`."""
+    plan, rng = plan_of(seed), random.Random(f"trouble {seed}")
+    crash_at: tuple[int, ...] = ()
+    kills: tuple[float, ...] = ()
+    if rng.random() < 0.35:
+        plan = replace(plan, save_interval=rng.choice((1, 2)))
+        crash_at = tuple(rng.randrange(4, 140) for _ in range(rng.choice((1, 1, 2))))
+    elif rng.random() < 0.35 and plan.mode == "fully_async":
+        kills = tuple(sorted(80.0 * rng.random() for _ in range(rng.choice((1, 2, 3)))))
+    if rng.random() < 0.5:
+        plan = replace(plan, pace=8.0, slow_requests=0.0)
+    share = lambda: rng.choice((0.0, 0.3, 0.6))  # noqa: E731
+    return plan, Trouble(kills, crash_at, share(), share(), share())

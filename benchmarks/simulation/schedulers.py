@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from relax.schedule import events as ev
@@ -87,7 +88,7 @@ class ReusesIds(Scheduler):
 
     def admit(self, epoch: int, row: int) -> ev.Admitted:
         event = super().admit(epoch, row)
-        return replace(event, group=next(n for n in range(self.next_group + 1) if n not in self.open))
+        return replace(event, group=next(n for n in itertools.count() if n not in self.open))
 
     def _on_admitted(self, event: ev.Admitted) -> None:
         self.next_group = event.group

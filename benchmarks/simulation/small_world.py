@@ -188,7 +188,7 @@ def _generation(world: SmallWorld, state: State) -> Iterator[tuple[str, bool, An
         if group.state is not GroupState.ADMITTED:
             continue
         name = state.running.get(number)
-        alike = number if world.settings.deterministic else (group.version, name, state.oldest.get(number))
+        alike = number if world.settings.by_id else (group.version, name, state.oldest.get(number))
         if alike in seen:
             continue
         seen.add(alike)
@@ -297,15 +297,17 @@ def _bind(world: SmallWorld, state: State) -> None:
     event = scheduler.bind()
     assert event is not None
     rollout, groups = event.rollout_id, event.groups
-    if len(set(groups)) != settings.rollout_batch_size:
-        raise Violation("size", f"rollout {rollout} has {len(set(groups))} groups")
+    whole = [*scheduler.bound.get(rollout, ()), *groups]  # with the parts that were bound before
+    expected = settings.rollout_batch_size if event.last else len(whole)
+    if len(set(groups)) != settings.part_size or len(set(whole)) != expected:
+        raise Violation("size", f"rollout {rollout} has {len(set(whole))} groups, {len(set(groups))} in this part")
     for number in groups:
         if state.fate.get(number) != "open":
             raise Violation("doubled", f"group {number} is {state.fate.get(number)} and is bound to rollout {rollout}")
         age = rollout - state.oldest[number]
         if age > settings.max_staleness:
             raise Violation("age", f"a token of group {number} is {age} rollouts old in rollout {rollout}")
-    if settings.deterministic:
+    if settings.by_id:
         usable = rollout - settings.max_staleness
         before = [
             g.group
@@ -409,7 +411,7 @@ def _nothing_lost(state: State) -> None:
 def key(world: SmallWorld, state: State) -> tuple[Any, ...]:
     """Equal for situations that differ in names only: engines are alike, and in free mode so are groups."""
     scheduler = state.scheduler
-    if world.settings.deterministic:
+    if world.settings.by_id:
         return (*_common(world, state), *_by_id(state))
     oldest, running = state.oldest, state.running
     accepted = tuple((scheduler.open[n].version, oldest[n]) for n in scheduler.accepted)
@@ -443,7 +445,7 @@ def _by_id(state: State) -> tuple[Any, ...]:
 def _as_saved(world: SmallWorld, saved: Checkpoint) -> tuple[Any, ...]:
     """What a resume would read back, and how much it would admit again."""
     stored = {number: (version, oldest) for number, version, oldest in saved.stored}
-    if world.settings.deterministic:
+    if world.settings.by_id:
         return tuple(stored.get(number) for number in sorted(saved.open_groups))
     return (*stored.values(), len(saved.open_groups))
 
@@ -456,6 +458,7 @@ def _common(world: SmallWorld, state: State) -> tuple[Any, ...]:
         scheduler.stepped,
         scheduler.published,
         tuple(sorted(scheduler.bound)),
+        scheduler.seats,
         len(scheduler.open),
         state.drops,
         state.departures,

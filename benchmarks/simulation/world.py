@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,12 +66,22 @@ class World:
     folder: Path
     scheduler_class: type[Scheduler] = Scheduler
     engine_class: type[EchoEngine] = EchoEngine
+    bus_class: type[LocalBus] = LocalBus
+    loop_class: type[TrainingLoop] = TrainingLoop
+    order_class: type[PromptOrder] = PromptOrder
+    fleet_class: type[EngineFleet] = EngineFleet
+    rollout_class: type[Rollout] = Rollout
+    handle: Callable[[World, Any], Any] = lambda world, role: role  # what the loop gets for a role
     start_table: np.ndarray | None = None
     engines_return: bool = False  # dead engines are started again
     journal: MemoryJournal = field(default_factory=MemoryJournal)
     sink: MemorySink = field(default_factory=MemorySink)
     evaluations: list[tuple[int, list[Sample]]] = field(default_factory=list)
     calls: int = 0
+    calls_made: int = 0  # of roles, by the loop
+    stands_on: tuple[int, int] | None = None  # the checkpoint that was read: its rollout, its place in the journal
+    cut_off: bool = False  # by a planned crash
+    notes: list[str] = field(default_factory=list)  # broken promises that leave no trace elsewhere
     stop_after: int | None = None  # the run is cut off after this rollout, as a crash does
     dataset: MemoryDataset = field(default_factory=MemoryDataset)
 
@@ -89,7 +100,7 @@ class World:
         def token_s(rid: str, place: int) -> float:
             if self.noise("hang", rid) < plan.hanging_requests:
                 return 1e6
-            slow = 30.0 if self.noise("slow", rid) < plan.slow_requests else 1.0
+            slow = 30.0 if self.noise("slow", rid) < plan.slow_requests else plan.pace
             return slow * (0.1 + self.noise("token", rid, place))
 
         def installs_badly(count: int) -> float:
@@ -152,7 +163,7 @@ class World:
         engines = [self.new_engine(n, f"echo://{n}") for n in range(plan.num_engines)]
         self.router = EchoRouter(engines)
         named = {f"engine-{n}": engine for n, engine in enumerate(engines)}
-        fleet = EngineFleet(
+        fleet = self.fleet_class(
             named,
             clock=clock,
             timeout_s=INSTALL_TIMEOUT_S,
@@ -161,7 +172,7 @@ class World:
             connect=self.connect,
         )
         tables = ("advantages", *({"reference": ("ref",), "actor_fwd": ("actor_fwd",)}.get(plan.forward or "", ())))
-        self.bus = LocalBus({t: r for t, r in PRODUCERS.items() if t in ("rollout", "media", *tables)})
+        self.bus = self.bus_class({t: r for t, r in PRODUCERS.items() if t in ("rollout", "media", *tables)})
         algorithm = AlgorithmOptions(
             use_kl_loss=plan.forward == "reference",
             kl_loss_coef=0.1 if plan.forward == "reference" else 0.0,
@@ -248,7 +259,7 @@ class World:
             self.evaluations.append((rollout_id, result.samples))
             return {"eval/held_out/reward/mean": result.mean_reward}, result.samples
 
-        return Rollout(
+        return self.rollout_class(
             dataset=self.dataset,
             prepare=self.prepare,
             generator=generator,
@@ -281,18 +292,19 @@ class World:
             )
         )
         forward = Slow(self.forward, lambda call: self._step_noise("forward", call)) if self.forward else None
+        handle = partial(self.handle, self)
         roles = Roles(
-            rollout=self.rollout,
-            actor=Slow(self.actor, lambda call: self._step_noise("actor", call)),
-            advantages=Slow(self.advantages, lambda call: self._step_noise("advantages", call)),
-            reference=forward if plan.forward == "reference" else None,
-            actor_fwd=forward if plan.forward == "actor_fwd" else None,
+            rollout=handle(self.rollout),
+            actor=handle(Slow(self.actor, lambda call: self._step_noise("actor", call))),
+            advantages=handle(Slow(self.advantages, lambda call: self._step_noise("advantages", call))),
+            reference=handle(forward) if plan.forward == "reference" else None,
+            actor_fwd=handle(forward) if plan.forward == "actor_fwd" else None,
         )
-        return TrainingLoop(
+        return self.loop_class(
             roles=roles,
             scheduler=scheduler,
             journal=self.journal,
-            order=PromptOrder(len(self.dataset), seed=plan.seed, shuffle=True),
+            order=self.order_class(len(self.dataset), seed=plan.seed, shuffle=True),
             settings=LoopSettings(
                 mode=plan.mode,
                 tables=tables,
@@ -334,7 +346,7 @@ class World:
                 await before(self)
             await self.loop.run()
         except Crash:
-            pass
+            self.cut_off = True
         finally:
             await self.rollout.stop()
             await self.actor.stop()

@@ -76,6 +76,7 @@ class RolloutReport:
     dropped: tuple[tuple[int, str], ...] = ()
     sampled_tokens: int = 0  # of all attempts, thrown away ones included
     failures: Mapping[str, int] = field(default_factory=dict)  # failed generate calls by reason
+    number: int = 0  # of the role's reports, from 1 on: one that arrives twice is known by it
     stop_requested: bool = False  # by POST /stop_service of the role
 
 

@@ -147,6 +147,7 @@ class Rollout(Role):
         self._ready: dict[int, ReadyGroup] = {}
         self._ended = _Ended()
         self._discarded_tokens = 0  # of the generator, as far as reported
+        self._reports = 0
         self._stop_told = False
         self._changed = asyncio.Condition()
         self._unflushed = asyncio.Event()  # the journal holds lines that a reader does not see yet
@@ -359,8 +360,14 @@ class Rollout(Role):
         discarded, self._discarded_tokens = self._discarded_tokens, self._generator.discarded_tokens
         sampled = ended.sampled_tokens + self._discarded_tokens - discarded
         self._stop_told = self.stop_requested
+        self._reports += 1
         return RolloutReport(
-            tuple(ended.accepted), tuple(ended.dropped), sampled, ended.failures, stop_requested=self.stop_requested
+            tuple(ended.accepted),
+            tuple(ended.dropped),
+            sampled,
+            ended.failures,
+            number=self._reports,
+            stop_requested=self.stop_requested,
         )
 
     async def _wait_for(self, condition: Callable[[], bool], patience_s: float) -> bool:

@@ -103,6 +103,7 @@ class TrainingLoop:
     _reference_version: int = 0  # weight version of the reference
     _eval: asyncio.Task[None] | None = None
     _last_saved: int = -1
+    _last_report: int = 0  # number of the rollout role's newest report
     _training: bool = False  # the train loop has a rollout in hand
 
     async def run(self) -> None:
@@ -184,6 +185,9 @@ class TrainingLoop:
         while self.scheduler.next_rollout < self.scheduler.settings.num_rollouts:
             need = max(1, self.scheduler.needed())
             report = await self.roles.rollout.report(need, PATIENCE_S)
+            if report.number and report.number <= self._last_report:
+                continue  # it arrives again: what it tells is decided
+            self._last_report = report.number
             now = self.clock.now()
             waits_for_training = self._training and not self._waiting_for_rollout()
             if report.accepted or report.dropped or waits_for_training or not self.scheduler.engines:

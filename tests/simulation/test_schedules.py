@@ -131,6 +131,15 @@ def test_over_sampling_admits_nothing_that_no_rollout_can_train(tmp_path: Path):
     assert len(set(drawn_again)) < admitted
 
 
+@pytest.mark.parametrize("rollouts", [1, 2, 3])
+@pytest.mark.parametrize("surplus", [0, 2])
+def test_a_run_of_one_two_or_three_rollouts_ends_cleanly(rollouts: int, surplus: int, tmp_path: Path):
+    # groups in flight at the end are dropped with a reason, whatever was admitted ahead
+    world = play(replace(QUIET, rollouts=rollouts, surplus=surplus, staleness=2), tmp_path)
+    check(world)
+    assert world.loop.scheduler.finished and not world.loop.scheduler.open
+
+
 def test_a_failing_user_function_ends_the_group_with_its_reason(tmp_path: Path):
     world = play(replace(QUIET, user_failures=0.5), tmp_path)
     check(world)

@@ -36,28 +36,18 @@ class EchoBehaviour:
 
 
 class _Request:
-    """One running request. `abort` ends whatever it waits for."""
+    """One running request. `abort` ends whatever it waits for, with a TimeoutError out of `scope`."""
 
     def __init__(self, rid: str) -> None:
         self.rid = rid
         self.aborted = False
         self.ended = asyncio.Event()
-        self._wait: asyncio.Future[Any] | None = None
-
-    async def wait(self, awaitable: Any) -> None:
-        if self.aborted:
-            awaitable.close()
-            return
-        self._wait = asyncio.ensure_future(awaitable)
-        try:
-            await asyncio.wait({self._wait})
-        finally:
-            self._wait.cancel()
+        self.scope = asyncio.timeout(None)  # far cheaper than a task for every token
 
     def abort(self) -> None:
-        self.aborted = True
-        if self._wait is not None:
-            self._wait.cancel()
+        if not self.aborted and not self.ended.is_set():
+            self.aborted = True
+            self.scope.reschedule(0.0)
 
 
 class EchoEngine:
@@ -81,6 +71,8 @@ class EchoEngine:
     ) -> None:
         self.url, self.version = url, "default"
         self._table = np.array(weights, np.float64)
+        self._rows: dict[tuple[int, float], np.ndarray] = {}  # its log-probs by (last token, temperature), when asked
+        self._rows_of = self._table
         self._clock, self._store, self._eos_id = clock, store or WeightStore(), eos_id
         self._behaviour = behaviour or EchoBehaviour()
         self._requests: dict[str, _Request] = {}
@@ -138,23 +130,25 @@ class EchoEngine:
         entries: list[list[Any]] = []
         versions: list[str] = []
         finish: dict[str, Any] | None = None
-        while finish is None:
-            await request.wait(self._clock.sleep(self._behaviour.token_s(request.rid, len(ids))))
-            while not self._open.is_set() and not request.aborted:
-                await request.wait(self._open.wait())
+        try:
+            async with request.scope:
+                while finish is None:
+                    await self._clock.sleep(self._behaviour.token_s(request.rid, len(ids)))
+                    while not self._open.is_set():
+                        await self._open.wait()
+                    last = ids[-1] if ids else prompt[-1]
+                    token, log_prob = self._sample(last, float(params["temperature"]), uniform[len(ids)])
+                    ids.append(token)
+                    entries.append([log_prob, token, None])
+                    versions.append(self.version)
+                    if token in stops:
+                        finish = {"type": "stop", "matched": token}
+                    elif len(ids) >= limit:
+                        finish = {"type": "length", "length": limit}
+        except TimeoutError:
             if self._dead:
-                raise EngineLost(f"engine {self.url} is dead")
-            if request.aborted:
-                finish = {"type": "abort", "message": "aborted"}
-                break
-            token, log_prob = self._sample((prompt + ids)[-1], float(params["temperature"]), uniform[len(ids)])
-            ids.append(token)
-            entries.append([log_prob, token, None])
-            versions.append(self.version)
-            if token in stops:
-                finish = {"type": "stop", "matched": token}
-            elif len(ids) >= limit:
-                finish = {"type": "length", "length": limit}
+                raise EngineLost(f"engine {self.url} is dead") from None
+            finish = {"type": "abort", "message": "aborted"}
         meta = {
             "id": request.rid,
             "finish_reason": finish,
@@ -168,7 +162,12 @@ class EchoEngine:
 
     def _sample(self, last: int, temperature: float, uniform: float) -> tuple[int, float]:
         greedy = temperature == 0
-        row = log_prob_table(self._table[last : last + 1], temperature=1.0 if greedy else temperature)[0]
+        if self._rows_of is not self._table:
+            self._rows, self._rows_of = {}, self._table
+        key = (last, 1.0 if greedy else temperature)
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = log_prob_table(self._table[last : last + 1], temperature=key[1])[0]
         token = int(row.argmax()) if greedy else draw(row, uniform)
         return token, float(row[token])
 
@@ -252,6 +251,10 @@ class EchoEngine:
 
     async def close(self) -> None:
         self._abort(None)
+
+    @property
+    def is_dead(self) -> bool:
+        return self._dead
 
     def die(self) -> None:
         """What a killed process looks like: running requests and all later calls end as lost."""

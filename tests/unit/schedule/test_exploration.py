@@ -13,7 +13,7 @@ from benchmarks.simulation.exploration import explore
 from benchmarks.simulation.small_world import RULES, SmallWorld, State, key
 from relax.schedule.scheduler import GateSettings, Scheduler
 
-SETTINGS = ("surplus", "deterministic", "stale_policy")
+SETTINGS = ("surplus", "deterministic", "stale_policy", "parts", "arrival_order")
 
 
 def world(batch: int, staleness: int, rollouts: int = 3, **options: Any) -> SmallWorld:
@@ -40,6 +40,9 @@ def worlds(staleness: int) -> dict[str, SmallWorld]:
         "surplus": world(1, staleness, surplus=1, drops=1),
         "crash and resume": world(1, staleness, engines=2, crashes=1),
         "crash and resume, policy drop": world(1, staleness, stale_policy="drop", crashes=1),
+        "parts by id": world(2, staleness, parts=2),
+        "parts in arrival order, policy wait": world(2, staleness, parts=2, arrival_order=True),
+        "parts in arrival order, policy drop": world(2, staleness, parts=2, arrival_order=True, stale_policy="drop"),
         "deterministic": world(2, staleness, deterministic=True),
         "deterministic, surplus, a group fails": world(1, staleness, deterministic=True, surplus=1, drops=1),
         "deterministic, engines die": world(1, staleness, deterministic=True, engines=2, departures=1),
@@ -59,6 +62,10 @@ def larger_worlds(staleness: int) -> dict[str, SmallWorld]:
         "surplus of two, two engines": world(1, staleness, 4, surplus=2, engines=2),
         "surplus, crash and resume": world(1, staleness, 4, surplus=1, crashes=1),
         "deterministic, two groups, surplus": world(2, staleness, surplus=1, deterministic=True, drops=1),
+        "parts in arrival order, engines die": world(
+            2, staleness, parts=2, arrival_order=True, engines=2, departures=1, drops=1
+        ),
+        "parts by id, surplus, crash and resume": world(2, staleness, parts=2, surplus=1, crashes=1),
         "three producers": world(2, staleness, 4, producers=3, drops=1),
     }
 
