@@ -63,9 +63,9 @@ def critical_path(steps: Sequence[Mapping[str, float]], *, shared: bool) -> str 
         return None
     words = {**dict(PARTS), REST: REST}
     told = [
-        f"{words[name]} {seconds / len(later):.2f} s ({seconds / total:.0%})"
-        for name, seconds in sums.items()
-        if seconds >= MIN_SHARE * total
+        f"{words[name]} {sums[name] / len(later):.2f} s ({sums[name] / total:.0%})"
+        for name in words
+        if sums.get(name, 0.0) >= MIN_SHARE * total
     ]
     longest = max(sums, key=lambda name: sums[name])
     advice = _waiting_advice(later, shared=shared) if longest == "perf/wait_s/actor" else ADVICE[longest]
