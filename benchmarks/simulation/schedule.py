@@ -73,12 +73,20 @@ def play_plan(plan: Plan, trouble: Trouble, **parts: Any) -> Outcome:
             if found or not world.cut_off:
                 break
         if not found:
-            if not world.loop.scheduler.finished:
-                found.append(f"the run ended after {world.loop.scheduler.stepped} of {plan.rollouts} rollouts")
-            for number, world in enumerate(worlds):
-                found += violations(world, finished=len(worlds) == 1, before=worlds[:number])
-            found += line_violations(worlds)
+            try:
+                found += _broken(worlds)
+            except (LookupError, ValueError) as error:  # told in `found`: evidence that cannot be read is broken, too
+                found.append(f"the evidence cannot be read: {type(error).__name__}: {error}")
         return Outcome(plan, trouble, tuple(found), len(worlds))
+
+
+def _broken(worlds: list[World]) -> list[str]:
+    last, found = worlds[-1], []
+    if not last.loop.scheduler.finished:
+        found.append(f"the run ended after {last.loop.scheduler.stepped} of {last.plan.rollouts} rollouts")
+    for number, world in enumerate(worlds):
+        found += violations(world, finished=len(worlds) == 1, before=worlds[:number])
+    return found + line_violations(worlds)
 
 
 def make_world(
