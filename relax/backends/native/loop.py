@@ -93,6 +93,7 @@ class EngineLoop:
                 self._obey()
                 if self.scheduler.has_work:
                     self._gather()
+                    self._cores.begin()
                     reach("decode_step")
                     self.scheduler.step()
                 self._deliver()

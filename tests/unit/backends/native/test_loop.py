@@ -9,6 +9,7 @@ import pytest
 
 from relax.backends.native.loop import EngineFailed, EngineLoop
 from relax.backends.native.protocol import RequestError
+from relax.utils.cores import CoreShare
 
 from .fake_runner import FakeRunner
 from .test_scheduler import assert_all_rows_free, assert_as_alone, make_response, make_scheduler
@@ -70,3 +71,21 @@ async def test_closing_answers_those_who_wait():
         await task
     with pytest.raises(EngineFailed, match="closing"):
         await loop.run(lambda scheduler: None)
+
+
+async def test_an_engine_at_work_keeps_its_core_and_an_idle_one_lends_it(tmp_path):
+    beside = CoreShare(tmp_path, 2)  # as a trainer on the same two cores sees it
+    granted = []
+
+    class WatchedRunner(FakeRunner):
+        def decode(self, *arguments):
+            granted.append(beside.granted())
+            return super().decode(*arguments)
+
+    loop = EngineLoop(make_scheduler(runner=WatchedRunner(100)), CoreShare(tmp_path, 2))
+    assert beside.granted() == 2  # not yet at work
+    await loop.generate([make_response("r", [1, 2], seed=0, max_new=5)])
+    assert granted and set(granted) == {1}
+    loop.close()
+    assert beside.granted() == 2
+    beside.close()
