@@ -37,14 +37,20 @@ class Replayed:
         return json.loads(self.out.splitlines()[-1].removeprefix("RESULT "))
 
 
-@pytest.fixture
-def replay(capsys) -> Callable[..., Replayed]:
+def on_runs(main: Callable[[list[str]], int], capsys) -> Callable[..., Replayed]:
+    """A command that takes `--run`, called with a run's folder and further words."""
+
     def go(folder: Path, *words: object) -> Replayed:
         capsys.readouterr()
         code = main(["--run", str(folder), *map(str, words)])
         return Replayed(code, *capsys.readouterr())
 
     return go
+
+
+@pytest.fixture
+def replay(capsys) -> Callable[..., Replayed]:
+    return on_runs(main, capsys)
 
 
 @pytest.fixture(scope="module")

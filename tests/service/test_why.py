@@ -7,12 +7,11 @@ import json
 import math
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from relax.entrypoints.why import main
-from tests.service.test_replay import Replayed, rewrite_journal
+from tests.service.test_replay import Replayed, on_runs, rewrite_journal
 from tests.service.training_run import HOOKS, Finished, Inputs, inline
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -20,12 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 
 @pytest.fixture
 def why(capsys) -> Callable[..., Replayed]:
-    def go(folder: Path, *words: object) -> Replayed:
-        capsys.readouterr()
-        code = main(["--run", str(folder), *map(str, words)])
-        return Replayed(code, *capsys.readouterr())
-
-    return go
+    return on_runs(main, capsys)
 
 
 @pytest.fixture(scope="module")

@@ -141,8 +141,11 @@ async def an_image_is_encoded_again_after_an_update(context: Context) -> None:
     await require_seen(context, "text M text", media, folder=context.second)
 
 
-async def _in_flight(context: Context, mode: str) -> tuple[list[int], Any, int]:
-    """(prompt, answer, first token of the new version) of a request over which an update went."""
+async def _in_flight(context: Context, mode: str) -> tuple[np.ndarray, np.ndarray, int]:
+    """A request over which an update went: its tokens' differences to the old and to the new weights' log-probs, and
+    the first token of the new version."""
+    if not context.info.version_spans:
+        context.offers("version_spans")
     second, prompt = context.second, context.prompt()
     task = await running(context, ids=prompt, seed=31)
     await context.client.pause(mode)  # type: ignore[arg-type]
@@ -157,23 +160,15 @@ async def _in_flight(context: Context, mode: str) -> tuple[list[int], Any, int]:
     edges = [spans[0]["start"], spans[0]["end"], spans[1]["start"], spans[1]["end"]]
     cut = edges[1]
     require(edges == [0, cut, cut, LONG] and 0 < cut < LONG, f"spans that cover {LONG} tokens without gap", spans)
-    return prompt, answer, cut
-
-
-def _differences(context: Context, prompt: list[int], answer: Any) -> tuple[np.ndarray, np.ndarray]:
-    ids = answer["output_ids"]
-    first = context.expected(prompt, ids)
-    second = context.expected(prompt, ids, folder=context.second)
-    return np.abs(scores(answer) - first), np.abs(scores(answer) - second)
+    expected = [context.expected(prompt, answer["output_ids"], folder=folder) for folder in (None, second)]
+    before, after = (np.abs(scores(answer) - values) for values in expected)
+    return before, after, cut
 
 
 @check
 async def retracted_requests_go_on_under_the_new_weights(context: Context) -> None:
     """pause retract, update, resume: each token's log-prob is that of the version that its span names."""
-    if not context.info.version_spans:
-        context.offers("version_spans")
-    prompt, answer, cut = await _in_flight(context, "retract")
-    first, second = _differences(context, prompt, answer)
+    first, second, cut = await _in_flight(context, "retract")
     require(first[:cut].max() < context.tolerance, "old log-probs before the update", float(first[:cut].max()))
     require(second[cut:].max() < context.tolerance, "new log-probs after it", float(second[cut:].max()))
 
@@ -181,9 +176,6 @@ async def retracted_requests_go_on_under_the_new_weights(context: Context) -> No
 @check
 async def requests_in_place_go_on_with_their_old_cache(context: Context) -> None:
     """pause in_place, update, resume: spans name both versions; old keys and values stay in use."""
-    if not context.info.version_spans:
-        context.offers("version_spans")
-    prompt, answer, cut = await _in_flight(context, "in_place")
-    first, second = _differences(context, prompt, answer)
+    first, second, cut = await _in_flight(context, "in_place")
     require(first[:cut].max() < context.tolerance, "old log-probs before the update", float(first[:cut].max()))
     require(second[cut:].max() > 100 * context.tolerance, "log-probs of the new weights on old keys and values")
