@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,51 +23,23 @@ from relax.backends.base import (
     RankInfo,
     ScoreSwitch,
     StepStats,
-    Term,
-    TokenBatch,
 )
 from relax.backends.exact.model import DTYPES, AttentionName, load_hf
 from relax.backends.exact.probe import probe
 from relax.backends.fsdp import checkpoint
-from relax.backends.fsdp.batches import PackedBatch, pack, towers_used
+from relax.backends.fsdp.batches import pack, towers_used
 from relax.backends.fsdp.distributed import Ranks
-from relax.backends.fsdp.forward import Forward, ForwardOptions, TrainingModel
+from relax.backends.fsdp.forward import ForwardOptions, TrainingModel
+from relax.backends.fsdp.kept import CURRENT, KeptWeights
 from relax.backends.fsdp.optimizer import Shard, ShardedAdamW
 from relax.backends.fsdp.published import take_published
+from relax.backends.fsdp.scoring import id_tensor, score_part, switched
+from relax.backends.fsdp.totals import Totals, objective_of, token_batch
 from relax.data.columns import TrainSequence
 from relax.utils.cores import CoreShare
 from relax.utils.errors import ConfigError, Divergence, InternalError
 
 _NEEDS = frozenset({"log_probs", "entropy", "values", "mass_above"})
-
-
-@dataclass
-class _Totals:
-    """Sums on this rank. `seconds` are added over micro-batches, also over those that ran at the same time."""
-
-    terms: dict[str, list[float]] = field(default_factory=dict)
-    counts: dict[str, float] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    bad: list[str] = field(default_factory=list)  # objective terms that are not finite, with their sequences
-
-    def add(self, terms: dict[str, Term]) -> None:
-        for name, term in terms.items():
-            self.terms.setdefault(name, []).append(float(term.total.detach()))
-            self.counts[name] = self.counts.get(name, 0.0) + float(term.count)
-
-    def merge(self, other: _Totals) -> None:
-        """Add what a later micro-batch found."""
-        for name, values in other.terms.items():
-            self.terms.setdefault(name, []).extend(values)
-        for mine, its in ((self.counts, other.counts), (self.seconds, other.seconds)):
-            for name, value in its.items():
-                mine[name] = mine.get(name, 0.0) + value
-        self.bad += other.bad
-
-    def time(self, name: str, start: float) -> float:
-        now = time.perf_counter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - start
-        return now
 
 
 class FsdpBackend:
@@ -102,7 +73,7 @@ class FsdpBackend:
         self._reshard = (
             self.ranks.device.startswith("cuda") if reshard_after_forward is None else reshard_after_forward
         )
-        self._kept: dict[str, list[Tensor]] = {}
+        self._kept = KeptWeights(())
         self._asleep = False
         self._model: TrainingModel | None = None
         self._adam: ShardedAdamW | None = None
@@ -130,13 +101,14 @@ class FsdpBackend:
             for shard in self._shards:
                 shard.parameter.data = shard.parameter.data.to(torch.bfloat16)
                 shard.master = torch.nn.Parameter(shard.master.data)
+        self._kept = KeptWeights(self._shards)
         for shard in self._shards:
             shard.parameter.requires_grad_(trainable)
         if trainable:
             self._adam = ShardedAdamW(self._shards, optimizer, self.ranks)
         self._options = ForwardOptions(
             model.temperature,
-            self._ids(model.suppressed_ids),
+            id_tensor(model.suppressed_ids, self.ranks.device),
             model.logprob_chunk,
         )
         rank, world = self.ranks.rank, self.ranks.world_size
@@ -207,72 +179,29 @@ class FsdpBackend:
     def close(self) -> None:
         """Free the model and leave the process group. Idempotent."""
         self._model = self._adam = None
-        self._shards, self._kept = [], {}
+        self._shards, self._kept = [], KeptWeights(())
         self._cores.close()
         self.ranks.close()
 
     # ------------------------------------------------------------------ compute
 
     def score(
-        self, part: Part, needs: frozenset[str], tag: str = "actor", switch: ScoreSwitch | None = None
+        self, part: Part, needs: frozenset[str], tag: str = CURRENT, switch: ScoreSwitch | None = None
     ) -> dict[tuple[int, int], dict[str, np.ndarray]]:
         """Columns by uid, float32 `[R]`, under the weights kept as `tag` ("actor": the current ones)."""
-        _ = self.model
-        if switch is None:
-            return self._score(part, needs, tag, self._options)
-        options = self._switched(switch)
-        if switch.dtype in (None, self.spec.dtype):
-            return self._score(part, needs, tag, options)
-        with self._computing_in(switch.dtype):
-            return self._score(part, needs, tag, options)
-
-    def _switched(self, switch: ScoreSwitch) -> ForwardOptions:
-        options = replace(self._options, top_p=switch.top_p, top_k=switch.top_k)
-        if switch.temperature is not None:
-            options = replace(options, temperature=switch.temperature)
-        if switch.suppressed_ids is not None:
-            options = replace(options, suppressed=self._ids(switch.suppressed_ids))
-        return options
-
-    def _ids(self, ids: Collection[int]) -> Tensor | None:
-        return torch.tensor(sorted(ids), device=self.ranks.device) if ids else None
-
-    @contextmanager
-    def _computing_in(self, dtype: str) -> Iterator[None]:
-        """Another type of the forward. A sharded model casts in its hooks, whose type is fixed."""
-        if self.ranks.world_size > 1:
+        model, needs = self.model, self._check_needs(needs)
+        options = self._options if switch is None else switched(self._options, switch, self.ranks.device)
+        dtype = None if switch is None or switch.dtype == self.spec.dtype else switch.dtype
+        if dtype is not None and self.ranks.world_size > 1:  # its hooks cast, to a type that is fixed
             raise NotImplementedError("a sharded model computes in one type")
-        own = [shard.parameter.data for shard in self._shards]
-        for shard in self._shards:
-            shard.parameter.data = shard.master.data.to(DTYPES[dtype])
-        try:
-            yield
-        finally:
-            for shard, data in zip(self._shards, own, strict=True):
-                shard.parameter.data = data
-
-    def _score(
-        self, part: Part, needs: frozenset[str], tag: str, options: ForwardOptions
-    ) -> dict[tuple[int, int], dict[str, np.ndarray]]:
-        model = self.model
-        needs = self._check_needs(needs)
-        columns: dict[tuple[int, int], dict[str, np.ndarray]] = {}
-        used = self._towers_of_all_ranks(part)
-
-        def score_one(place: int) -> tuple[PackedBatch, Forward]:
-            with torch.no_grad():
-                batch = pack(model, part.micro_batches[place], shared_prefix=self.shared_prefix)
-                return batch, model(batch, needs, used[place], options)
-
-        current = self._swap(tag)
-        try:
-            with self._cores.working():
-                for batch, found in self._cores.in_order(score_one, len(part.micro_batches)):
-                    _by_uid(columns, batch, {n: v for n, v in found._asdict().items() if n in needs and v is not None})
-        finally:
-            self._forget_gathered()
-            self._restore(current)
-        return columns
+        towers = self._towers_of_all_ranks(part)
+        with self._kept.computing_in(dtype) if dtype is not None else nullcontext(), self._kept.in_place(tag):
+            try:
+                return score_part(
+                    model, part, needs, towers, options, shared_prefix=self.shared_prefix, cores=self._cores
+                )
+            finally:
+                self._forget_gathered()
 
     def backward(self, part: Part, loss: LossFunction) -> StepStats:
         """Accumulate the gradient of the sum of `loss.objective` terms over the part, undivided."""
@@ -280,12 +209,12 @@ class FsdpBackend:
         if self._adam is None:
             raise InternalError("FsdpBackend.backward: the rank was opened without an optimizer")
         needs = self._check_needs(loss.needs)
-        totals = _Totals()
+        totals = Totals()
         used = self._towers_of_all_ranks(part)
         apart = self._cores.cores > 1
         start = time.perf_counter()
 
-        def backward_one(place: int) -> tuple[_Totals, list[Tensor | None]]:
+        def backward_one(place: int) -> tuple[Totals, list[Tensor | None]]:
             return self._backward_one(part.micro_batches[place], used[place], loss, needs, apart=apart)
 
         with self._cores.working():
@@ -306,17 +235,17 @@ class FsdpBackend:
         needs: frozenset[str],
         *,
         apart: bool,
-    ) -> tuple[_Totals, list[Tensor | None]]:
+    ) -> tuple[Totals, list[Tensor | None]]:
         """What one micro-batch adds. `apart`: return its gradient, since others may be computed at the same time."""
-        model, totals = self.model, _Totals()
+        model, totals = self.model, Totals()
         start = time.perf_counter()
         batch = pack(model, sequences, shared_prefix=self.shared_prefix)
         start = totals.time("pack", start)
         log_probs, entropy, values, _, total = model(batch, needs, towers, self._options)
         if not batch.empty:
-            terms = loss(_token_batch(batch, log_probs, entropy, values))
+            terms = loss(token_batch(batch, log_probs, entropy, values))
             totals.add(terms)
-            total = total + _objective(loss, terms, batch, totals)
+            total = total + objective_of(loss, terms, batch, totals)
         start = totals.time("forward", start)
         gradients: list[Tensor | None] = []
         if total.requires_grad and apart:
@@ -354,7 +283,7 @@ class FsdpBackend:
         flags = self.ranks.sum(flags.reshape(-1, len(names)).to(self.ranks.device))
         return [[name for name, used in zip(names, row, strict=True) if used] for row in flags.tolist()]
 
-    def _sum_over_ranks(self, totals: _Totals) -> StepStats:
+    def _sum_over_ranks(self, totals: Totals) -> StepStats:
         """Join what all ranks measured; raises `Divergence` on every rank when one met a NaN."""
         stats = StepStats(seconds=totals.seconds)
         bad: list[str] = []
@@ -394,43 +323,23 @@ class FsdpBackend:
     def keep(self, tag: str) -> None:
         """Remember the current weights under `tag`, in CPU memory."""
         _ = self.model
-        if tag == "actor":
-            raise InternalError('FsdpBackend.keep: the tag "actor" always means the current weights')
-        self._kept[tag] = [shard.master.detach().to("cpu", copy=True) for shard in self._shards]
+        self._kept.keep(tag)
 
     def forget(self, tag: str) -> None:
-        self._kept.pop(tag, None)
+        self._kept.forget(tag)
 
     def gather(self, value: Any) -> list[Any]:
         return self.ranks.gather(value)
-
-    def _swap(self, tag: str) -> list[Tensor] | None:
-        """Put the weights of `tag` in place; returns the current ones, or None for "actor"."""
-        if tag == "actor":
-            return None
-        if tag not in self._kept:
-            raise InternalError(f"no weights are kept as {tag!r}; known are {sorted(['actor', *self._kept])}")
-        current = [shard.master.detach().clone() for shard in self._shards]
-        self._restore(self._kept[tag])
-        return current
 
     def load_weights(self, folder: Path) -> None:
         """Take the weights of a published version. Each rank reads the file and keeps its own piece."""
         _ = self.model
         take_published(Path(folder), self._shards)
 
-    def _restore(self, weights: list[Tensor] | None) -> None:
-        for shard, data in zip(self._shards, weights or [], strict=weights is not None):
-            shard.master.data.copy_(data)
-            shard.publish()
-
-    def save(self, folder: Path, tag: str = "actor") -> None:
+    def save(self, folder: Path, tag: str = CURRENT) -> None:
         _ = self.model
-        current = self._swap(tag)
-        try:
-            checkpoint.save_checkpoint(folder, self._shards, self._adam if tag == "actor" else None, self.ranks)
-        finally:
-            self._restore(current)
+        with self._kept.in_place(tag):
+            checkpoint.save_checkpoint(folder, self._shards, self._adam if tag == CURRENT else None, self.ranks)
 
     def load(self, folder: Path, *, optimizer: bool = True) -> None:
         _ = self.model
@@ -446,33 +355,3 @@ class FsdpBackend:
 
 def _hf_name(name: str) -> str:
     return name.removeprefix("hf.")
-
-
-def _token_batch(
-    batch: PackedBatch, log_probs: Tensor | None, entropy: Tensor | None, values: Tensor | None
-) -> TokenBatch:
-    if log_probs is None:
-        log_probs = torch.zeros_like(batch.mask)
-    return TokenBatch(log_probs, entropy, batch.mask, batch.sequence, len(batch.uids), batch.columns, values)
-
-
-def _objective(loss: LossFunction, terms: dict[str, Term], batch: PackedBatch, totals: _Totals) -> Tensor:
-    """Sum of the terms that are differentiated; notes those that are not finite."""
-    absent = [name for name in loss.objective if name not in terms]
-    if absent:
-        raise InternalError(f"the loss names {absent} as objective but returned {sorted(terms)}")
-    for name in loss.objective:
-        if not math.isfinite(float(terms[name].total.detach())):
-            first, last = batch.uids[0], batch.uids[-1]
-            totals.bad.append(f"loss term {name} is not finite in samples {first} to {last} (group, index)")
-    return torch.stack([terms[name].total for name in loss.objective]).sum()
-
-
-def _by_uid(
-    columns: dict[tuple[int, int], dict[str, np.ndarray]], batch: PackedBatch, found: dict[str, Tensor]
-) -> None:
-    arrays = {name: values.float().cpu().numpy() for name, values in found.items()}
-    end = 0
-    for uid, length in zip(batch.uids, batch.lengths, strict=True):
-        start, end = end, end + length
-        columns[uid] = {name: values[start:end].copy() for name, values in arrays.items()}
