@@ -180,10 +180,11 @@ def resources(config: RunConfig) -> Iterator[str]:
         )
     present = ", ".join(roles)
     idle = " and ".join(role for role in ("reference", "actor_fwd") if role in roles)
-    if cluster.hybrid and idle:
+    if idle and not cluster.fully_async:
+        given = [option_name(name) for name in ("hybrid", "colocate") if getattr(cluster, name)]
         yield (
-            f"--hybrid lets the actor do the work of {idle}, so the cards of {idle} in --resource would stand idle: "
-            "take the entry out, or use --fully-async"
+            f"{(given or ['a run without --fully-async'])[0]} lets the actor do the work of {idle}, so the cards of "
+            f"{idle} in --resource would stand idle: take the entry out, or use --fully-async"
         )
     if cluster.fully_async and config.uses_kl and "reference" not in roles:
         yield (

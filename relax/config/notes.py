@@ -82,10 +82,6 @@ def _unused_roles(config: RunConfig) -> Iterator[str]:
         yield 'the "reference" in --resource computes nothing: no KL term is on'
     if "actor_fwd" in roles and config.old_log_probs != "old":
         yield f'the "actor_fwd" in --resource computes nothing: old log-probs are {config.old_log_probs}'
-    if not config.cluster.fully_async:
-        for role in ("reference", "actor_fwd", "advantages"):
-            if role in roles:
-                yield f'without --fully-async the actor does the work of "{role}": its --resource entry is not used'
 
 
 def _batches(config: RunConfig) -> Iterator[str]:

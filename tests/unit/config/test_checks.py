@@ -63,6 +63,17 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"hybrid": True, "resource": {"actor": [1, 1], "rollout": [1, 1], "reference": [1, 1]}},
         "--hybrid lets the actor do the work of reference",
     ),
+    "shared cards with roles that the actor stands for": (
+        {
+            "colocate": True,
+            "resource": {"actor": [1, 1], "rollout": [1, 1], "reference": [1, 1], "actor_fwd": [1, 1]},
+        },
+        "--colocate lets the actor do the work of reference and actor_fwd",
+    ),
+    "roles that take turns with one that the actor stands for": (
+        {"resource": {"actor": [1, 1], "rollout": [1, 1], "reference": [1, 1]}},
+        "a run without --fully-async lets the actor do the work of reference",
+    ),
     "an interval that stops a hybrid run": (
         {"hybrid": True, "max_staleness": 1, "update_weights_interval": 3},
         "--update-weights-interval 3 would stop the run",

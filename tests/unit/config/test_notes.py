@@ -32,10 +32,7 @@ ROLES = {"actor": [1, 1], "rollout": [1, 1], "reference": [1, 1], "actor_fwd": [
             {"fully_async": True, "resource": ROLES},
             ['the "reference" in --resource computes nothing', 'the "actor_fwd" in --resource computes nothing'],
         ),
-        (
-            {"resource": {"actor": [1, 1], "rollout": [1, 1], "advantages": [1, 0]}},
-            ['the actor does the work of "advantages"'],
-        ),
+        ({"resource": {"actor": [1, 1], "rollout": [1, 1], "advantages": [1, 0]}}, []),
         ({"over_sampling_batch_size": 6}, ["--over-sampling-batch-size without a filter"]),
         ({"over_sampling_batch_size": 6, "dynamic_sampling_filter_path": "a.b"}, []),
         ({"resource": {"actor": [1, 16], "rollout": [1, 1]}}, ["16 training ranks share 8 samples: some stay idle"]),
