@@ -2,6 +2,11 @@
 """Which tests this machine and this call run; every other one is skipped with its reason."""
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine draws and runs examples slowly; what a property claims does not depend on that.
+settings.register_profile("relax", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("relax")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,18 +1,13 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
-"""Whether two mathematical answers are equal.
+"""Whether two answers are equal, as far as plain numbers and equal texts decide: in microseconds.
 
-`quick_verdict` decides plain numbers and equal texts in microseconds. `equal_answers` asks math-verify; it may take
-for ever on a hostile answer, so it runs in a worker process that can be killed (`worker_pool.py`).
-
-Nothing is ever executed: math-verify gets its LaTeX grammar only. Its expression parser goes through Python's `eval`
-and is never given a text.
+What needs mathematics is left to `symbolic.py`.
 """
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
-from typing import Any
 
 MAX_ANSWER_LENGTH = 1000  # characters; a longer answer is wrong
 RELATIVE_TOLERANCE = Fraction(1, 10**6)  # between a decimal number and what it may have been rounded from
@@ -67,23 +62,3 @@ def quick_verdict(answer: str, gold: str) -> bool | None:
         shift = Fraction(1, 100)
         return left == right or (left * shift == right if percent_answer else left == right * shift)
     return left == right
-
-
-def equal_answers(answer: str, gold: str) -> bool:
-    """`quick_verdict`, then math-verify on the LaTeX of both. May be slow: call it where it can be killed."""
-    verdict = quick_verdict(answer, gold)
-    if verdict is not None:
-        return verdict
-    from math_verify import verify
-
-    answer, _ = without_percent(tidy(answer))
-    gold, _ = without_percent(tidy(gold))
-    # Time-outs by signal work in main threads only: off here, the worker's owner kills it instead.
-    return bool(verify(_parse(gold), _parse(answer), timeout_seconds=None))
-
-
-def _parse(text: str) -> list:
-    from math_verify import LatexExtractionConfig, parse
-
-    no_timeout: Any = None  # documented, although typed as int
-    return parse(f"${text}$", extraction_config=[LatexExtractionConfig()], parsing_timeout=no_timeout)

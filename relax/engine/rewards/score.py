@@ -27,7 +27,7 @@ from relax.utils.errors import ConfigError, InfrastructureError, UserCodeError
 from relax.utils.types import Sample
 
 logger = logging.getLogger(__name__)
-MATH_FUNCTION = "relax.engine.rewards.math_check.equal_answers"
+MATH_FUNCTION = "relax.engine.rewards.symbolic.equal_answers"
 FAILURE_POLICIES = ("drop", "zero", "fail")
 ERROR_KEY = "reward_error"  # of Sample.train_metadata: why a sample has no reward of its own
 

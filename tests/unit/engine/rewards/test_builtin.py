@@ -2,7 +2,7 @@
 import pytest
 
 from relax.engine.rewards.builtin import built_in_reward
-from relax.engine.rewards.math_check import equal_answers
+from relax.engine.rewards.symbolic import equal_answers
 from relax.utils.types import Sample
 
 

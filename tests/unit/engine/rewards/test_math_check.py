@@ -1,7 +1,8 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 import pytest
 
-from relax.engine.rewards.math_check import equal_answers, quick_verdict
+from relax.engine.rewards.math_check import quick_verdict
+from relax.engine.rewards.symbolic import equal_answers
 
 PAIRS = [  # answer, gold, equal
     ("1/2", "0.5", True),

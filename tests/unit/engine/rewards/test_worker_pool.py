@@ -1,8 +1,11 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
+from relax.engine.rewards.score import MATH_FUNCTION
 from relax.engine.rewards.worker_pool import ScoringFailed, ScoringTimeout, WorkerPool
 
 HOOKS = "tests.unit.engine.rewards.hooks"
@@ -43,3 +46,24 @@ async def test_closing_ends_a_call_that_runs():
     await pool.close()
     with pytest.raises(ScoringFailed):
         await task
+
+
+async def test_a_limit_does_not_count_the_start_of_a_process_and_its_imports():
+    pool = WorkerPool(1)
+    try:
+        assert await pool.call("tests.unit.engine.rewards.slow_import.one", 1, timeout_s=1.0) == 1.0
+    finally:
+        await pool.close()
+
+
+def test_the_first_comparison_of_a_process_imports_nothing_any_more():
+    code = f"""
+import sys
+from relax.engine.rewards.worker import resolve
+equal = resolve({MATH_FUNCTION!r})
+before = set(sys.modules)
+assert equal(r"\\frac{{3}}{{4}}", r"\\frac{{6}}{{8}}")
+print(sorted(set(sys.modules) - before))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

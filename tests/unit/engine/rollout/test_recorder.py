@@ -58,7 +58,7 @@ async def play(episode: list[Turn], prompt: list[int], expansion: int) -> tuple[
 
 @given(episode=turns, expansion=st.sampled_from([0, 3]))
 @example(episode=[([1, 2], [], True, 0), ([1], [2], False, 0)], expansion=0)  # a candidate longer than the answer
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 async def test_versions_are_those_of_the_turn_that_sampled_the_token(episode, expansion):
     """Candidates that begin like the answer that was kept do not take its place."""
     sample, recorder, versions = await play(episode, [7, 8], expansion)
