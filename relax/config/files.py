@@ -47,7 +47,7 @@ def check_files(config: RunConfig) -> None:
     """Raise ConfigError with every named file or folder that is missing or unfit."""
     problems = [*_models(config), *_paths(config), *_output_folders(config)]
     if config.checkpoint.hf_checkpoint:
-        problems += architecture_differences(config.external, Path(config.checkpoint.hf_checkpoint))
+        problems += architecture_differences(config.external, Path(config.checkpoint.hf_checkpoint).expanduser())
     if problems:
         raise ConfigError("\n".join(problems))
 

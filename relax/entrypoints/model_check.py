@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from relax.config.external.describe import text_config
 from relax.config.files import is_hub_name
 from relax.config.run import RunConfig
 from relax.utils.errors import ConfigError
@@ -183,10 +184,9 @@ def dimensions_of_shapes(shapes: Mapping[str, list[int]]) -> dict[str, int]:
 
 def dimensions_of_config(model: Mapping[str, Any]) -> dict[str, int]:
     """The same numbers by a config.json, whose language model may be nested."""
-    for key in ("thinker_config", "text_config"):
-        model = model.get(key) or model
+    text = text_config(model)
     names = ("vocab_size", "hidden_size", "num_hidden_layers")
-    return {name: model[name] for name in names if isinstance(model.get(name), int)}
+    return {name: text[name] for name in names if isinstance(text.get(name), int)}
 
 
 # --------------------------------------------------------------------------- sizes

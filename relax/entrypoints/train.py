@@ -19,6 +19,7 @@ if __package__ in (
 ):  # started as a file: this folder must not hide packages, and the repository must be found
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
+from relax.config.external.architecture import architecture
 from relax.config.files import check_files
 from relax.config.report import dry_run_report
 from relax.config.run import RunConfig, parse_args
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def report(config: RunConfig, findings: Findings) -> int:
     """Print what would run."""
     content = dry_run_report(config, rows=findings.rows)
+    content["architecture"] = architecture(config.external, Path(config.checkpoint.hf_checkpoint or "").expanduser())
     content["notes"] += findings.notes
     text = json.dumps(content, indent=2, ensure_ascii=False)
     try:

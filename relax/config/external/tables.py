@@ -67,16 +67,26 @@ class ExternalFlags:
         )
 
 
+def table_file(name: str) -> Path:
+    """The JSON file of one table."""
+    return Path(__file__).with_name(f"{name}.json")
+
+
+@functools.cache
+def read_table(name: str) -> dict[str, dict[str, Any]]:
+    """A table as its file has it."""
+    return json.loads(table_file(name).read_text("utf-8"))
+
+
 @functools.cache
 def table(name: str) -> dict[str, dict[str, Any]]:
     """{flag name: entry} of one table."""
-    entries = json.loads(Path(__file__).with_name(f"{name}.json").read_text("utf-8"))
-    return {flag: entry for flag, entry in entries.items() if flag}
+    return {flag: entry for flag, entry in read_table(name).items() if flag}
 
 
 def version(name: str) -> str:
     """The release that a table describes."""
-    return json.loads(Path(__file__).with_name(f"{name}.json").read_text("utf-8"))[""]["version"]
+    return read_table(name)[""]["version"]
 
 
 def options() -> list[str]:

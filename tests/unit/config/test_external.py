@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from relax.config.external.architecture import ARCHITECTURE, architecture_differences
+from relax.config.external.architecture import ARCHITECTURE, architecture, architecture_differences
 from relax.config.external.rules import FSDP_MEANING, FSDP_NEUTRAL, NATIVE_HINTS, ROUTER_OWN, SGLANG_OWN, judge
 from relax.config.external.tables import ExternalFlag, ExternalFlags, table, version
 from relax.config.machine import Machine
@@ -200,20 +200,87 @@ class TestArchitecture:
 
     def test_a_difference_lists_flag_and_both_values(self, tmp_path) -> None:
         folder = self.folder(tmp_path, QWEN3_4B_CONFIG | {"num_hidden_layers": 28})
-        (line,) = architecture_differences(parse(QWEN3_4B).external, folder)
-        assert line.startswith("--num-layers 36: ")
-        assert "num_hidden_layers = 28" in line
+        (problem,) = architecture_differences(parse(QWEN3_4B).external, folder)
+        assert problem.splitlines()[1:] == ["  --num-layers 36: config.json has 28 (num_hidden_layers)"]
+
+    def test_all_that_differ_are_one_problem(self, tmp_path) -> None:
+        changed = {"num_hidden_layers": 28, "intermediate_size": 6144, "model_type": "qwen2", "rope_theta": 1e4}
+        folder = self.folder(tmp_path, QWEN3_4B_CONFIG | changed)
+        (problem,) = architecture_differences(parse(QWEN3_4B).external, folder)
+        head, *lines = problem.splitlines()
+        assert head == (
+            f"4 architecture flags of another model than {folder}/config.json; leave them out, for they follow from "
+            "it, or source this model's file:"
+        )
+        assert lines == [
+            "  --num-layers 36: config.json has 28 (num_hidden_layers)",
+            "  --ffn-hidden-size 9728: config.json has 6144 (intermediate_size)",
+            "  --rotary-base 1000000: config.json has 10000 (rope_theta)",
+            "  --qk-layernorm: config.json has it off (model_type = qwen2)",
+        ]
+
+    def test_of_a_repeated_flag_the_last_counts(self, tmp_path) -> None:
+        folder = self.folder(tmp_path, QWEN3_4B_CONFIG | {"rope_theta": 5000000})
+        assert architecture_differences(parse(f"{QWEN3_4B} --rotary-base 5000000").external, folder) == []
+
+    @pytest.mark.parametrize(
+        ("flags", "config", "line"),
+        [
+            ("--moe-layer-freq [0]*1+[1]*3", {"first_k_dense_replace": 1}, None),
+            ("--moe-layer-freq [0,1,1,1]", {"first_k_dense_replace": 1}, None),
+            (
+                "--moe-layer-freq [0]*2+[1]*2",
+                {"first_k_dense_replace": 1},
+                "  --moe-layer-freq [0]*2+[1]*2: config.json has [0]*1+[1]*3 (first_k_dense_replace = 1)",
+            ),
+            ("--num-experts 8", {}, None),
+            ("--num-experts 8", {"n_routed_experts": None}, "  --num-experts 8: config.json names none"),
+            ("--multi-latent-attention", {}, "  --multi-latent-attention: config.json names none"),
+            ("--position-embedding-type rope", {"rope_scaling": {"mrope_section": [1, 2]}}, None),
+            ("--use-rotary-position-embeddings", {"rope_scaling": {"mrope_section": [1, 2]}}, None),
+            (
+                "--mrope-section 2 1",
+                {"rope_scaling": {"mrope_section": [1, 2]}},
+                "  --mrope-section 2 1: config.json has 1 2 (mrope_section)",
+            ),
+            ("--kv-channels 4", {}, "  --kv-channels 4: config.json has 8 (hidden_size / num_attention_heads)"),
+            ("--max-position-embeddings 4096 --make-vocab-size-divisible-by 1", {}, None),
+        ],
+    )
+    def test_values_are_compared_by_what_they_mean(self, tmp_path, flags, config, line) -> None:
+        small = {"model_type": "qwen3", "num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 16}
+        folder = self.folder(tmp_path, small | {"n_routed_experts": 8, "rope_theta": 1e4} | config)
+        problems = architecture_differences(parse(flags).external, folder)
+        assert [text for problem in problems for text in problem.splitlines()[1:]] == ([line] if line else [])
+
+    def test_the_numbers_of_an_unknown_model_type_are_compared(self, tmp_path) -> None:
+        folder = self.folder(tmp_path, QWEN3_4B_CONFIG | {"model_type": "new", "vocab_size": 7})
+        (problem,) = architecture_differences(parse(QWEN3_4B).external, folder)
+        assert problem.splitlines()[1:] == ["  --vocab-size 151936: config.json has 7 (vocab_size)"]
+
+    def test_a_dry_run_shows_the_whole_architecture_and_where_it_comes_from(self, tmp_path) -> None:
+        folder = self.folder(tmp_path, QWEN3_4B_CONFIG | {"model_type": "qwen3", "tie_word_embeddings": True})
+        shown = architecture(parse("--num-layers 36").external, folder)
+        assert shown["--num-layers"] == {"value": 36, "origin": "flag"}
+        assert shown["--hidden-size"] == {"value": 2560, "origin": "config.json: hidden_size"}
+        assert shown["--qk-layernorm"] == {"value": True, "origin": "config.json: model_type = qwen3"}
+        assert "--untie-embeddings-and-output-weights" not in shown
+
+    @pytest.mark.parametrize("text", ["{", "[]"])
+    def test_a_config_that_is_no_object_is_left_to_the_look_at_the_folder(self, tmp_path, text: str) -> None:
+        (tmp_path / "config.json").write_text(text)
+        assert architecture_differences(parse(QWEN3_4B).external, tmp_path) == []
 
     def test_the_language_part_of_an_omni_model_is_compared(self, tmp_path) -> None:
         nested = {"thinker_config": {"text_config": QWEN3_4B_CONFIG | {"vocab_size": 1}}}
-        (line,) = architecture_differences(parse(QWEN3_4B).external, self.folder(tmp_path, nested))
-        assert "vocab_size = 1" in line
+        (problem,) = architecture_differences(parse(QWEN3_4B).external, self.folder(tmp_path, nested))
+        assert problem.splitlines()[1:] == ["  --vocab-size 151936: config.json has 1 (vocab_size)"]
 
     def test_newer_rope_settings_are_found(self, tmp_path) -> None:
         config = {k: v for k, v in QWEN3_4B_CONFIG.items() if k != "rope_theta"}
         folder = self.folder(tmp_path, config | {"rope_parameters": {"rope_theta": 10000.0}})
-        (line,) = architecture_differences(parse(QWEN3_4B).external, folder)
-        assert line.startswith("--rotary-base 1000000: ")
+        (problem,) = architecture_differences(parse(QWEN3_4B).external, folder)
+        assert problem.splitlines()[1:] == ["  --rotary-base 1000000: config.json has 10000 (rope_theta)"]
 
     def test_nothing_is_compared_without_a_config(self, tmp_path) -> None:
         assert architecture_differences(parse(QWEN3_4B).external, tmp_path) == []

@@ -113,7 +113,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
         [*argv(sglang_python="/nowhere/python"), "--rollout-backend", "sglang"],
         "--sglang-python /nowhere/python is not a Python interpreter",
     ),
-    "another model's script": ([*argv(), "--num-layers", "36"], "--num-layers 36: model/config.json has"),
+    "another model's script": ([*argv(), "--num-layers", "36"], "--num-layers 36: config.json has 2"),
     "a missing prompt column": (argv(input_key="promt"), "--input-key promt: prompts.jsonl has the columns prompt"),
     "a missing label column": (argv(label_key="answer"), "--label-key answer: prompts.jsonl has the columns"),
     "a missing media column": (
