@@ -13,6 +13,8 @@ import importlib.util
 import sys
 from typing import Any
 
+from relax.utils import light_imports
+
 _library: Any = None  # keeps the declared schemas alive
 
 
@@ -42,7 +44,9 @@ class _BeforeTorchvision(importlib.abc.MetaPathFinder):
 
 def install_hook() -> None:
     """Declare the schemas when torchvision is first imported. The project's environment calls this at every start
-    of Python (a `.pth` file), so that plain transformers scripts work in it; costs no import of torch."""
+    of Python (a `.pth` file), so that plain transformers scripts work in it; costs no import of torch. Processes of a
+    run import other packages in a lighter way from then on, too."""
+    light_imports.install_hook()
     if not any(isinstance(finder, _BeforeTorchvision) for finder in sys.meta_path):
         sys.meta_path.insert(0, _BeforeTorchvision())
 

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from relax.distributed.bus.base import Block, BusConflict, decode_block, encode_block
 from relax.distributed.bus.checks import check_block, describe_missing, dropped, known_table
+from relax.utils import light_imports
 from relax.utils.errors import BusLost, BusTimeout, InfrastructureError
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ ENVIRONMENT = {
     "TQ_CLIENT_ZMQ_IO_THREADS": "1",
     "TQ_NUM_THREADS": "1",
     "TQ_LOGGING_LEVEL": "ERROR",
+    light_imports.SWITCH: "1",
 }
 CONTROLLER, NAMESPACE, STORAGE_UNIT = "TransferQueueController", "transfer_queue", "TransferQueueStorageUnit#"
 DROPPED = "dropped"  # the key that fences a partition; uids are decimal, so it is no uid
@@ -78,6 +80,7 @@ def set_environment() -> None:
     """Set TransferQueue's variables in this process, before its import; what the user set stays."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    light_imports.install_hook()
 
 
 class TransferQueueOwner:
