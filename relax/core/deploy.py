@@ -53,6 +53,7 @@ PROCESS_ENV = {
     "PYTHONUNBUFFERED": "1",
     **ENVIRONMENT,
 }
+LAUNCH_VARIABLES = ("RELAX_JOB", "RELAX_CHECKOUT")  # by which an entry point knows the processes of its jobs
 TRAIN_PRELOAD = ("torch", "transfer_queue", "transformers")
 ROLLOUT_PRELOAD = ("torch", "transfer_queue", "transformers")
 FORWARD_ROLES = ("reference", "actor_fwd")
@@ -145,6 +146,7 @@ class RayDeployment:
     def _connect(self) -> Cluster:
         config = self._config
         env = {**PROCESS_ENV, "PYTHONPATH": _python_path()}
+        env |= {name: os.environ[name] for name in LAUNCH_VARIABLES if name in os.environ}
         if config.cluster.lend_cores and not config.cluster.deterministic:  # there, threads are pinned
             env[CORE_SHARE] = str(self._shared_dir / "cores")
         self._cluster = connect(

@@ -19,6 +19,8 @@ FSDP_MEANING: Mapping[str, str] = {
     "recompute-granularity": "gradient checkpointing of every layer",
     "recompute-method": "gradient checkpointing of every layer",
     "recompute-num-layers": "gradient checkpointing of every layer",
+    "tensor-model-parallel-size": "FSDP splits parameters over all training ranks, and each computes whole layers",
+    "expert-model-parallel-size": "FSDP splits experts over all training ranks, and each computes what it needs",
     "use-distributed-optimizer": "FSDP splits the optimizer state by itself",
     "bf16": "--train-dtype bf16",
 }
@@ -96,7 +98,8 @@ def judge(external: ExternalFlags, *, train_backend: str, rollout_backend: str, 
         "sglang": lambda flag: _sglang(flag, rollout_backend, found.notes),
         "router": lambda flag: _own(flag, ROUTER_OWN),
     }
-    for flag in external.given:
+    last = {(flag.table, flag.name): flag for flag in external.given}  # of a repeated flag the last counts
+    for flag in last.values():
         problem = rules[flag.table](flag)
         if problem:
             found.problems.append(problem)
@@ -104,10 +107,10 @@ def judge(external: ExternalFlags, *, train_backend: str, rollout_backend: str, 
 
 
 def _on_fsdp(flag: ExternalFlag, cuda: bool, notes: list[str]) -> str | None:
+    if flag.name in ARCHITECTURE or flag.value in FSDP_NEUTRAL.get(flag.name, ()):
+        return None
     if flag.name in FSDP_MEANING:
         notes.append(f"{flag} on the fsdp backend: {FSDP_MEANING[flag.name]}")
-        return None
-    if flag.name in ARCHITECTURE or flag.value in FSDP_NEUTRAL.get(flag.name, ()):
         return None
     if flag.name in FSDP_NEUTRAL_ON_CPU and not cuda:
         notes.append(f"{flag} changes nothing without CUDA: the optimizer is on the CPU")

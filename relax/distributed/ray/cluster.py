@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
@@ -108,7 +109,7 @@ def _join(address: str, namespace: str, env: Mapping[str, str]) -> Cluster:
             namespace=namespace,
             log_to_driver=False,
             logging_level=logging.WARNING,
-            runtime_env={"env_vars": dict(env)},
+            runtime_env={"env_vars": _without_job_variables(env)},
         )
     except ConnectionError as error:
         raise InfrastructureError(
@@ -117,6 +118,13 @@ def _join(address: str, namespace: str, env: Mapping[str, str]) -> Cluster:
     total, free = ray.cluster_resources(), ray.available_resources()
     gpus, slots, free_slots = int(total.get("GPU", 0)), total.get(SLOT, 0.0), free.get(SLOT, 0.0)
     return Cluster(address, False, gpus, slots, free_slots, *_this_node())
+
+
+def _without_job_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Variables that this Ray job's own runtime environment leaves open: it wins, and Ray refuses a second value."""
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+    given = (job.get("runtime_env") or {}).get("env_vars") or {}
+    return {name: value for name, value in env.items() if name not in given}
 
 
 def _this_node() -> tuple[str, Mapping[str, float]]:

@@ -83,8 +83,11 @@ def test_the_cluster_command_gives_each_side_its_nodes() -> None:
 
 
 def test_parallel_sizes_become_megatron_flags() -> None:
-    with pytest.raises(ConfigError, match="--tensor-model-parallel-size 8 has no counterpart on --train-backend fsdp"):
+    with pytest.raises(
+        ConfigError, match="--pipeline-model-parallel-size 4 has no counterpart on --train-backend fsdp"
+    ):
         parse(f"{SHORT} --tp_size 8 --pp_size 4")
+    assert parse(f"{SHORT} --tp_size 8").external.megatron("tensor-model-parallel-size") == 8
     assert parse(f"{SHORT} --tp_size 1").external.megatron("tensor-model-parallel-size") == 1
 
 

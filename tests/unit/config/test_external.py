@@ -98,7 +98,7 @@ def test_the_blocks_of_a_training_script_parse_together() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "--tensor-model-parallel-size 2",
+        "--pipeline-model-parallel-size 2",
         "--context-parallel-size 2",
         "--attention-dropout 0.1",
         "--no-rope-fusion",
@@ -110,6 +110,21 @@ def test_a_megatron_flag_without_a_counterpart_names_the_backend(text: str) -> N
         parse(text)
     assert str(caught.value).startswith(text)
     assert "--train-backend fsdp" in str(caught.value)
+
+
+@pytest.mark.parametrize("flag", ["--tensor-model-parallel-size", "--expert-model-parallel-size"])
+def test_what_megatron_splits_over_ranks_fsdp_splits_over_all_of_them(flag: str) -> None:  # E2
+    notes = [
+        note for note in parse(f"{flag} 8").notes if note.startswith(f"{flag} 8 on the fsdp backend: FSDP splits")
+    ]
+    assert len(notes) == 1
+    assert not [note for note in parse(f"{flag} 1").notes if flag in note]
+
+
+def test_of_a_repeated_megatron_flag_the_last_counts() -> None:
+    parse("--pipeline-model-parallel-size 2 --pipeline-model-parallel-size 1")
+    with pytest.raises(ConfigError, match="--pipeline-model-parallel-size 2 has no counterpart"):
+        parse("--pipeline-model-parallel-size 1 --pipeline-model-parallel-size 2")
 
 
 def test_optimizer_offload_is_refused_where_it_would_mean_something() -> None:
