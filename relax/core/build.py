@@ -20,6 +20,7 @@ from relax.algorithms.options import AlgorithmOptions
 from relax.backends.base import EngineClient, EngineConfig, ModelSpec, OptimizerSpec, TrainBackend
 from relax.components.messages import PRODUCERS
 from relax.components.training_data import BatchSettings
+from relax.config.checks import MEDIA_LIMITS
 from relax.config.run import RunConfig
 from relax.core.run_folder import RunFolder, result_folder
 from relax.data.media.processing import MediaOptions
@@ -155,7 +156,8 @@ def told_ids(config: RunConfig) -> tuple[int, ...] | None:
 
 def media_options(config: RunConfig) -> MediaOptions:
     """Of the `MediaProcessor` of the rollout role and of every engine: one value, so that all see one prompt."""
-    return MediaOptions(**{field.name: getattr(config.data, field.name) for field in dataclasses.fields(MediaOptions)})
+    limits = {name: getattr(config.data, name) for name in MEDIA_LIMITS}
+    return MediaOptions(**limits, as_sglang=config.rollout.rollout_backend == "sglang")
 
 
 def suppressed_ids(config: RunConfig) -> tuple[int, ...]:

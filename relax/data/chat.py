@@ -305,8 +305,9 @@ class PromptBuilder:
             raise DataError(
                 f"the row has {len(prepared.media)} media, but the model folder has no processor", where=prepared.where
             )
-        prepared.features = [media.extract(item, where=prepared.where) for item in prepared.media] if media else []
         if media is not None:
+            prepared.media = [media.as_sent(item, where=prepared.where) for item in prepared.media]
+            prepared.features = [media.extract(item, where=prepared.where) for item in prepared.media]
             try:
                 expanded = media.expand(ids, prepared.features)
             except DataError as error:

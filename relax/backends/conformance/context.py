@@ -115,10 +115,11 @@ class Context:
 
     @functools.cached_property
     def media(self) -> Any:
-        from relax.data.media.processing import MediaProcessor
+        from relax.data.media.processing import MediaOptions, MediaProcessor
         from relax.data.model_files import load_processor
 
-        return MediaProcessor(load_processor(self.folder), tokenizer=self.tokenizer)
+        options = MediaOptions(as_sglang=self.info.backend == "sglang")
+        return MediaProcessor(load_processor(self.folder), options, tokenizer=self.tokenizer)
 
     @functools.cached_property
     def suppressed(self) -> tuple[int, ...]:
@@ -133,10 +134,15 @@ class Context:
         bias = (self.info.raw.get("preferred_sampling_params") or {}).get("logit_bias")
         return None if bias is None else tuple(sorted(int(token) for token in bias))
 
-    def features(self, media: Sequence[tuple[str, str]]) -> list[Any]:
+    def media_items(self, media: Sequence[tuple[str, str]]) -> list[Any]:
+        """(kind, data URI) as a run sends them to this server."""
         from relax.data.media.items import load_media
 
-        return [self.media.extract(load_media(kind, uri, folder=Path(), where="check")) for kind, uri in media]
+        items = (load_media(kind, uri, folder=Path(), where="check") for kind, uri in media)
+        return [self.media.as_sent(item, where="check") for item in items]
+
+    def features(self, media: Sequence[tuple[str, str]]) -> list[Any]:
+        return [self.media.extract(item) for item in self.media_items(media)]
 
     def model(self, folder: Path) -> Any:
         from relax.backends.exact.model import load_hf

@@ -21,7 +21,8 @@ Media = Sequence[tuple[str, str]]
 async def ask(context: Context, layout: str, media: Media, n: int = 12, **options: Any) -> tuple[list[int], Any]:
     """(unexpanded prompt, answer): one placeholder an item, the items beside it in order."""
     prompt = context.media_prompt(layout, [kind for kind, _ in media])
-    data = {f"{kind}_data": [uri for k, uri in media if k == kind] for kind in dict(media)}
+    items = context.media_items(media)
+    data = {f"{kind}_data": [item.data_uri() for item in items if item.kind == kind] for kind in dict(media)}
     return prompt, await context.generate(prompt, n=n, call=data, **options)
 
 
@@ -57,6 +58,12 @@ async def a_sound_is_heard(context: Context) -> None:
 
 
 @check
+async def a_sound_of_another_rate_is_heard(context: Context) -> None:
+    """Stereo at 44.1 kHz."""
+    await require_seen(context, "text M text", [("audio", wav(4, rate=44_100, channels=2))])
+
+
+@check
 async def sounds_of_different_lengths_keep_their_places(context: Context) -> None:
     """Two sounds of 1.3 and 2 seconds."""
     await require_seen(context, "M text M", [("audio", wav(1)), ("audio", wav(2, 2.0))])
@@ -65,7 +72,13 @@ async def sounds_of_different_lengths_keep_their_places(context: Context) -> Non
 @check
 async def a_film_is_seen(context: Context) -> None:
     """A film of eight frames at the rate that frames are taken at."""
-    await require_seen(context, "text M text", [("video", video(1, size=112))])
+    await require_seen(context, "text M text", [("video", video(1, height=112, width=112))])
+
+
+@check
+async def a_film_is_thinned_out_and_sized_as_in_training(context: Context) -> None:
+    """30 frames of 60 x 100 pixels at 10 a second: which frames, their size and their places in time."""
+    await require_seen(context, "M text", [("video", video(2, 30, height=60, width=100, fps=10.0))])
 
 
 @check

@@ -28,15 +28,15 @@ def png(seed: int, height: int = 32, width: int = 32) -> str:
     return data_uri(file.getvalue(), "image/png")
 
 
-def wav(seed: int, seconds: float = 1.3) -> str:
+def wav(seed: int, seconds: float = 1.3, rate: int = 16_000, channels: int = 1) -> str:
     """At least a second: plain HF pads a shorter clip differently when it is alone than in company."""
-    samples = np.random.default_rng(seed).normal(size=int(16_000 * seconds)).astype(np.float32) * 0.1
-    return data_uri(decode.encode_wav(samples, 16_000), "audio/wav")
+    samples = np.random.default_rng(seed).normal(size=(int(rate * seconds), channels)).astype(np.float32) * 0.1
+    return data_uri(decode.encode_wav(samples, rate), "audio/wav")
 
 
-def video(seed: int, frames: int = 8, size: int = 32) -> str:
-    pixels = np.random.default_rng(seed).integers(0, 256, (frames, size, size, 3), np.uint8)
-    return data_uri(decode.encode_frames(pixels, 2.0), "video/x-matroska")
+def video(seed: int, frames: int = 8, height: int = 32, width: int = 32, fps: float = 2.0) -> str:
+    pixels = np.random.default_rng(seed).integers(0, 256, (frames, height, width, 3), np.uint8)
+    return data_uri(decode.encode_frames(pixels, fps), "video/x-matroska")
 
 
 MAKERS = {"image": png, "audio": wav, "video": video}

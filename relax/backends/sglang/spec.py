@@ -12,6 +12,7 @@ from typing import Any
 
 from relax.backends.base import EngineCommand, EngineConfig
 from relax.data.media.processing import MediaOptions
+from relax.data.media.sglang_films import FACTOR
 from relax.data.model_files import saved_processor
 from relax.utils.errors import ConfigError
 
@@ -33,8 +34,8 @@ OWN_FLAGS = frozenset(
     )
 )
 NO_LOGIT = -1e9  # added to a logit, leaves a probability of zero
-FACTOR = 28  # sides of SGLang's frames are multiples of it
-NO_LIMIT = 1 << 40  # pixels
+NO_LIMIT = 1 << 40  # pixels of a whole film
+NO_FRAME_LIMIT = 1 << 30  # pixels of a frame; of 2,000 frames the limit above allows as many
 # SGLang 0.5.23 builds experts in every layer of these, whatever the config says, and passes over the dense weights.
 ALL_SPARSE = ("Qwen3MoeForCausalLM", "Qwen3VLMoeForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration")
 CPU_ARGS = ("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch")
@@ -97,8 +98,8 @@ class SglangEngine:
 def _film_options(folder: Path, media: MediaOptions) -> dict[str, Any]:
     """Frames as the trainer takes them, in the size of the folder's saved processor.
 
-    By itself SGLang enlarges each frame to 100,352 pixels, and then to the omni processor's built-in 131,072. What is
-    left of its own resizing rounds sides to multiples of 28.
+    By itself SGLang enlarges each frame to 100,352 pixels, and then to the omni processor's built-in 131,072. What
+    cannot be set here the trainer does likewise (data/media/sglang_films.py).
     """
     size = saved_processor(folder, "video").get("size")
     return {
@@ -106,7 +107,7 @@ def _film_options(folder: Path, media: MediaOptions) -> dict[str, Any]:
         "min_frames": media.video_min_frames,
         "max_frames": media.video_max_frames,
         "min_pixels": FACTOR * FACTOR,
-        "max_pixels": NO_LIMIT,
+        "max_pixels": NO_FRAME_LIMIT,
         "total_pixels": NO_LIMIT,
         **({"size": size} if size else {}),
     }

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -148,6 +150,17 @@ def normal_audio(data: bytes, *, where: str, name: str = "") -> bytes:
     return data if missing <= 0 or len(samples) == 0 else encode_wav(np.pad(samples, ((0, missing), (0, 0))), rate)
 
 
+def at_rate(data: bytes, rate: int, *, where: str, name: str = "") -> bytes:
+    """The same bytes when they are a mono WAV of `rate` Hz, else such a WAV of what `decode_audio` hears."""
+    import soundfile
+
+    with contextlib.suppress(soundfile.LibsndfileError):  # another container
+        about = soundfile.info(io.BytesIO(data))
+        if (about.format, about.samplerate, about.channels) == ("WAV", rate, 1):
+            return data
+    return encode_wav(decode_audio(data, where=where, rate=rate, name=name), rate)
+
+
 def _decode_audio_container(data: bytes, *, where: str, name: str) -> tuple[np.ndarray, int]:
     """Samples [N, channels] of a container that libsndfile does not read (mp4, webm, aac)."""
     import av
@@ -226,9 +239,11 @@ def decode_video(
     min_frames: int = 4,
     max_frames: int = 768,
     factor: int = 2,
+    sample: Callable[..., tuple[int, ...]] = sample_indices,
     name: str = "",
 ) -> VideoFrames:
-    """Decode and sample once. Two passes, so memory holds the sampled frames only."""
+    """Decode and sample once. Two passes, so memory holds the sampled frames only. `sample` has `sample_indices`'s
+    arguments."""
     import av
     import av.error
 
@@ -236,9 +251,9 @@ def decode_video(
         total, source_fps = _count_frames(data)
         if total == 0:
             raise DataError(f"the video{_named(name)} has no frames", where=where)
-        indices = sample_indices(
-            total, source_fps, fps=fps, min_frames=min_frames, max_frames=max_frames, factor=factor
-        )
+        indices = sample(total, source_fps, fps=fps, min_frames=min_frames, max_frames=max_frames, factor=factor)
+        if not indices:
+            raise DataError(f"the video{_named(name)} has too few frames for the engine: {total}", where=where)
         wanted = set(indices)
         kept: dict[int, np.ndarray] = {}
         with av.open(io.BytesIO(data), "r") as container:

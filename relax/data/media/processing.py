@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from relax.data.media import decode
+from relax.data.media import decode, sglang_films
 from relax.data.media.items import MediaItem
 from relax.data.model_files import tokenizer_lock
 from relax.utils.errors import ConfigError, DataError
@@ -76,7 +76,7 @@ _ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
 
 @dataclass(frozen=True)
 class MediaOptions:
-    """`--image-*`, `--video-*`, `--audio-*`. None keeps what the model's saved processor says."""
+    """`--image-*`, `--video-*`, `--audio-*`, where None keeps what the saved processor says; and whose ways."""
 
     image_min_tokens: int | None = None
     image_max_tokens: int | None = None
@@ -86,6 +86,7 @@ class MediaOptions:
     video_min_frames: int = 4
     video_max_frames: int = 768
     audio_sample_rate: int | None = None  # Hz; None: the feature extractor's own, else 16000
+    as_sglang: bool = False  # films as SGLang hands them to the model, sounds at a rate that it leaves alone
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -144,6 +145,13 @@ class MediaProcessor:
     def kinds(self) -> tuple[str, ...]:
         """Modalities that the model reads."""
         return tuple(self.placeholder_ids)
+
+    def as_sent(self, item: MediaItem, *, where: str) -> MediaItem:
+        """The item as the engine is to get it: for SGLang, which has another resampling filter, sounds are the samples
+        that the trainer hears."""
+        if item.kind != "audio" or not self._options.as_sglang:
+            return item
+        return MediaItem.of("audio", decode.at_rate(item.data, self._audio_rate, where=where, name=item.uri), item.uri)
 
     def extract(self, item: MediaItem, *, where: str | None = None) -> MediaFeatures:
         """Processor output of one item alone, without batch dimension. `where` names the row in errors."""
@@ -227,10 +235,13 @@ class MediaProcessor:
         return image, {"images_kwargs": {"size": size}} if size else {}
 
     def _audio_call(self, item: MediaItem, where: str) -> tuple[Any, dict[str, Any]]:
+        samples = decode.decode_audio(item.data, where=where, rate=self._audio_rate, name=item.uri)
+        return samples, {"audio_kwargs": {"sampling_rate": self._audio_rate}}
+
+    @property
+    def _audio_rate(self) -> int:
         extractor = getattr(self._processor, "feature_extractor", None)
-        rate = self._options.audio_sample_rate or getattr(extractor, "sampling_rate", None) or 16_000
-        samples = decode.decode_audio(item.data, where=where, rate=rate, name=item.uri)
-        return samples, {"audio_kwargs": {"sampling_rate": rate}}
+        return self._options.audio_sample_rate or getattr(extractor, "sampling_rate", None) or 16_000
 
     def _video_call(self, item: MediaItem, where: str) -> tuple[Any, dict[str, Any]]:
         from transformers.video_utils import VideoMetadata
@@ -243,27 +254,29 @@ class MediaProcessor:
             min_frames=self._options.video_min_frames,
             max_frames=self._options.video_max_frames,
             factor=getattr(sub, "temporal_patch_size", 1) or 1,
+            sample=sglang_films.frame_numbers if self._options.as_sglang else decode.sample_indices,
             name=item.uri,
         )
+        frames = sglang_films.resized(video.frames) if self._options.as_sglang else video.frames
         metadata = VideoMetadata(
             total_num_frames=video.total,
             fps=video.source_fps,
-            height=video.frames.shape[1],
-            width=video.frames.shape[2],
+            height=frames.shape[1],
+            width=frames.shape[2],
             duration=video.total / video.source_fps,
             frames_indices=list(video.indices),
         )
         call: dict[str, Any] = {"do_sample_frames": False, "video_metadata": [metadata]}
-        if hasattr(self._processor, "seconds_per_chunk"):
+        if hasattr(self._processor, "seconds_per_chunk") and not self._options.as_sglang:
             call["fps"] = video.sampled_fps  # omni processors take the seconds per grid from it, not from the metadata
         # Qwen3-VL counts the pixels of all frames, the others those of one.
-        frames = len(video.frames) if type(sub).__name__.startswith("Qwen3VL") else 1
-        size = self._size("video", self._options.video_min_tokens, self._options.video_max_tokens, frames)
+        counted = len(frames) if type(sub).__name__.startswith("Qwen3VL") else 1
+        size = self._size("video", self._options.video_min_tokens, self._options.video_max_tokens, counted)
         if size:
             call["size"] = size
         if hasattr(sub, "cap_pixels_per_frame") and sub.cap_pixels_per_frame is None:
             call["cap_pixels_per_frame"] = False  # the library's present default, fixed because it will change
-        return video.frames, {"videos_kwargs": call}
+        return frames, {"videos_kwargs": call}
 
     def _size(self, kind: str, min_tokens: int | None, max_tokens: int | None, frames: int) -> dict[str, int] | None:
         """The size to pass: the saved one, with limits in tokens of an image or a video frame turned into pixels."""

@@ -27,7 +27,13 @@ def test_the_engine_reads_media_with_the_limits_of_the_rollout_role():
     config = default_config(**limits)
     assert media_options(config) == MediaOptions(**limits)
     assert engine_config(config).media_options == media_options(config)
-    assert set(MEDIA_LIMITS) == set(limits) == {field.name for field in dataclasses.fields(MediaOptions)}
+    named = {field.name for field in dataclasses.fields(MediaOptions)} - {"as_sglang"}
+    assert set(MEDIA_LIMITS) == set(limits) == named
+
+
+def test_the_trainer_reads_media_as_the_engine_does():
+    sglang = default_config(rollout_backend="sglang", sglang_python=sys.executable)
+    assert media_options(sglang) == MediaOptions(as_sglang=True)
 
 
 def test_without_flags_the_limits_are_those_of_the_saved_processor():
