@@ -160,8 +160,11 @@ def read_custom(given: Given) -> None:
     """Keys of `--custom-config-path`: they go to the hooks' view, and to flags that only hooks read."""
     path = given.values["custom_config_path"]
     content = freeze(read_yaml(path, "custom_config_path"))
+    external = {flag.option.lstrip("-").replace("-", "_"): flag.option for flag in given.external}
     for key in content:
         _check_custom_key(key, path)
+        if key in external:
+            raise ConfigError(f"--custom-config-path {path}: {key} is given as {external[key]} too: keep one")
     hook_values = {key: value for key, value in content.items() if key in HOOK_FLAGS}
     for key, value in hook_values.items():
         if key in given.values:

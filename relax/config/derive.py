@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from relax.config.external.rules import SGLANG_MAPPED
-from relax.config.external.tables import ExternalFlags
+from relax.config.external.tables import ExternalFlag, ExternalFlags
 from relax.config.flags import option_name
 from relax.config.frozen import freeze
 from relax.config.machine import Machine
@@ -82,12 +82,24 @@ def _from_external(given: Values, external: ExternalFlags) -> None:
             name, value = "train_dtype", "bf16"
         if name is None:
             continue
+        if flag.table == "sglang":
+            value = _whole_number(flag)
         if given.origins.get(name) == "flag" and given[name] != value:
             raise ConfigError(
                 f"{flag} is {option_name(name)} {value}, and {option_name(name)} {given[name]} is given: keep one"
             )
         given.values[name] = value
         given.origins.setdefault(name, f"alias {flag.option}")
+
+
+def _whole_number(flag: ExternalFlag) -> int:
+    """The value of a flag that Relax has itself: SGLang's own spellings with a unit (`8k`) are not read."""
+    try:
+        return int(flag.value)
+    except ValueError:
+        raise ConfigError(
+            f"{flag}: expected a whole number, for it is {option_name(SGLANG_MAPPED[flag.name])}"
+        ) from None
 
 
 def _batch_sizes(given: Values) -> None:

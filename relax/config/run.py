@@ -15,7 +15,7 @@ from relax.config.columns import label_column, media_columns, prompt_column, rew
 from relax.config.command_line import SECTION_OF, Given, check_names, read_command_line
 from relax.config.derive import Values, derive
 from relax.config.evaluation import EvalDataset, eval_datasets
-from relax.config.external.rules import SGLANG_MAPPED, judge
+from relax.config.external.rules import SGLANG_MAPPED, Backends, judge
 from relax.config.external.tables import ExternalFlags
 from relax.config.flags import option_name
 from relax.config.frozen import FrozenDict, freeze
@@ -182,7 +182,9 @@ class RunConfig:
 
     @property
     def model_parallel_size(self) -> int:
-        """Ranks that hold one copy of the model."""
+        """Ranks that compute one sample together: 1 on FSDP, where each computes samples of its own."""
+        if self.train.train_backend == "fsdp":
+            return 1
         names = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size")
         return functools.reduce(lambda product, name: product * self.external.megatron(name, 1), names, 1)
 
@@ -192,8 +194,9 @@ class RunConfig:
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """--recompute-granularity is given: the backward pass computes activations again."""
-        return self.external.megatron("recompute-granularity") is not None
+        """The backward pass computes activations again."""
+        names = ("recompute-granularity", "recompute-activations")
+        return any(self.external.megatron(name) is not None for name in names)
 
     # ------------------------------------------------------------------ log-probs
 
@@ -272,12 +275,13 @@ def build_config(given: Given, machine: Machine, first_row: FirstRow | None = No
         name: section(**{f.name: values[f.name] for f in fields(section)})  # type: ignore[arg-type]
         for name, section in SECTIONS.items()
     }
-    refusals = judge(
-        external,
-        train_backend=values["train_backend"],
-        rollout_backend=values["rollout_backend"],
+    backends = Backends(
+        train=values["train_backend"],
+        rollout=values["rollout_backend"],
         cuda=machine.gpus > 0,
+        router=not values["inline"],
     )
+    refusals = judge(external, backends)
     if refusals.problems:
         raise ConfigError("\n".join(refusals.problems))
     if values["rollout_backend"] == "sglang" and not machine.sglang and values["sglang_python"] is None:

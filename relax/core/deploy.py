@@ -111,7 +111,9 @@ class RayDeployment:
             num_data_storage_units=config.cluster.num_data_storage_units, bell=self._shared_dir / "bus-writes"
         )
         clock = RealClock()
-        self._router = RouterProcess(clock=clock, log_path=self._folder.log("router"))
+        self._router = RouterProcess(
+            clock=clock, log_path=self._folder.log("router"), extra_args=config.external.argv("router")
+        )
         async with asyncio.TaskGroup() as starting:
             attachment = starting.create_task(self._in_thread(self._bus.start))
             router = starting.create_task(self._router.start())

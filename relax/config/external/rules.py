@@ -2,26 +2,30 @@
 """What an external flag means to a backend that is not its own.
 
 On FSDP a Megatron flag is mapped when it has a meaning, passes when its value changes nothing, and is refused
-otherwise. On the native engine the same holds for SGLang's flags, and flags that only steer card memory or speed pass
-with a note. Flags that Relax sets itself are refused everywhere.
+otherwise. On the native engine the same holds for SGLang's flags. Flags that only steer card memory, speed or logs
+pass with a note. Flags that Relax sets itself are refused everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from relax.config.external.architecture import ARCHITECTURE
 from relax.config.external.tables import ExternalFlag, ExternalFlags, table, version
 
-# Megatron flags whose job FSDP does by itself or by a Relax setting; the text says how
+# Megatron flags whose job the fsdp backend does by itself or by a Relax setting; the text says how
 FSDP_MEANING: Mapping[str, str] = {
     "recompute-granularity": "gradient checkpointing of every layer",
+    "recompute-activations": "gradient checkpointing of every layer",
     "recompute-method": "gradient checkpointing of every layer",
     "recompute-num-layers": "gradient checkpointing of every layer",
     "tensor-model-parallel-size": "FSDP splits parameters over all training ranks, and each computes whole layers",
     "expert-model-parallel-size": "FSDP splits experts over all training ranks, and each computes what it needs",
     "use-distributed-optimizer": "FSDP splits the optimizer state by itself",
+    "accumulate-allreduce-grads-in-fp32": "gradients are summed in float32 anyway",
+    "attention-softmax-in-fp32": "attention's softmax is in float32 anyway",
     "bf16": "--train-dtype bf16",
 }
 
@@ -36,9 +40,22 @@ FSDP_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "sequence-parallel": (True,),  # splits activations of tensor-parallel ranks, of which there is one
     "attention-dropout": (0.0,),
     "hidden-dropout": (0.0,),
-    "attention-backend": ("auto",),
-    "transformer-impl": ("local", "transformer_engine"),
+    "moe-aux-loss-coeff": (0.0,),
+    "moe-z-loss-coeff": (0.0,),
+    "moe-router-bias-update-rate": (0.0,),
 }
+
+# Megatron flags that choose among kernels, communication or logs of Megatron's own: what is computed is the same
+FSDP_HINTS = frozenset(
+    """
+    attention-backend transformer-impl use-flash-attn use-mcore-models no-rope-fusion no-masked-softmax-fusion
+    no-bias-gelu-fusion no-bias-swiglu-fusion no-bias-dropout-fusion no-gradient-accumulation-fusion
+    no-persist-layer-norm cross-entropy-loss-fusion cross-entropy-fusion-impl tp-comm-overlap overlap-grad-reduce
+    overlap-param-gather overlap-moe-expert-parallel-comm moe-grouped-gemm moe-permute-fusion moe-router-fusion
+    moe-token-dispatcher-type moe-enable-deepep moe-flex-dispatcher-backend moe-shared-expert-overlap ddp-bucket-size
+    manual-gc manual-gc-interval no-create-attention-mask-in-dataloader log-interval log-throughput timing-log-level
+    """.split()  # noqa: SIM905
+)
 
 # neutral where the optimizer is on the CPU already
 FSDP_NEUTRAL_ON_CPU = ("optimizer-cpu-offload", "overlap-cpu-optimizer-d2h-h2d", "use-precision-aware-optimizer")
@@ -58,17 +75,30 @@ SGLANG_OWN: Mapping[str, str] = {
     "dist-init-addr": "--resource",
     "base-gpu-id": "--resource",
     "weight-version": "the published weight version",
+    "preferred-sampling-params": "the sampling flags (--rollout-temperature, ...)",
 }
 ROUTER_OWN: Mapping[str, str] = {
     "worker-urls": "the engines' own addresses",
     "host": "the router's own address",
     "port": "the router's own port",
+    "prometheus-port": "a free port of its own",
 }
 
 # SGLang flags that Relax has under its own name
 SGLANG_MAPPED: Mapping[str, str] = {
     "max-running-requests": "engine_max_running_requests",
     "max-total-tokens": "engine_max_total_tokens",
+    "context-length": "rollout_max_context_len",
+}
+
+# SGLang flags that change nothing at these values where an engine is one process
+NATIVE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "dp-size": ONE,
+    "data-parallel-size": ONE,
+    "ep-size": ONE,
+    "expert-parallel-size": ONE,
+    "pp-size": ONE,
+    "pipeline-parallel-size": ONE,
 }
 
 # SGLang flags about card memory, speed or logs: the native engine gives the same answers without them
@@ -77,7 +107,8 @@ NATIVE_HINTS = frozenset(
     mem-fraction-static cuda-graph-bs cuda-graph-max-bs cuda-graph-max-bs-decode disable-cuda-graph
     chunked-prefill-size max-prefill-tokens schedule-policy schedule-conservativeness watchdog-timeout log-level
     sleep-on-idle disable-radix-cache enable-metrics attention-backend mm-attention-backend sampling-backend
-    load-format skip-server-warmup enable-memory-saver decode-log-interval page-size
+    load-format skip-server-warmup enable-memory-saver decode-log-interval page-size trust-remote-code
+    disable-custom-all-reduce enable-deterministic-inference enable-torch-compile log-requests show-time-cost
     """.split()  # noqa: SIM905
 )
 
@@ -90,53 +121,87 @@ class Refusals:
         self.notes: list[str] = []
 
 
-def judge(external: ExternalFlags, *, train_backend: str, rollout_backend: str, cuda: bool) -> Refusals:
+@dataclass(frozen=True)
+class Backends:
+    """What the rules depend on."""
+
+    train: str
+    rollout: str
+    cuda: bool
+    router: bool  # a router process stands before the engines
+
+
+def judge(external: ExternalFlags, backends: Backends) -> Refusals:
     """Apply the rules of the chosen backends to every external flag."""
     found = Refusals()
-    rules: dict[str, Callable[[ExternalFlag], str | None]] = {
-        "megatron": lambda flag: _on_fsdp(flag, cuda, found.notes) if train_backend == "fsdp" else None,
-        "sglang": lambda flag: _sglang(flag, rollout_backend, found.notes),
-        "router": lambda flag: _own(flag, ROUTER_OWN),
-    }
+    rules = {"megatron": _megatron, "sglang": _sglang, "router": _router}
+    idle: dict[str, list[str]] = {}  # {to whom: flags that it does not need}
     last = {(flag.table, flag.name): flag for flag in external.given}  # of a repeated flag the last counts
     for flag in last.values():
-        problem = rules[flag.table](flag)
+        problem, note, whom = rules[flag.table](flag, backends)
         if problem:
             found.problems.append(problem)
+        if note:
+            found.notes.append(note)
+        if whom:
+            idle.setdefault(whom, []).append(str(flag))
+    found.notes += [f"without effect {whom}: {', '.join(flags)}" for whom, flags in idle.items()]
     return found
 
 
-def _on_fsdp(flag: ExternalFlag, cuda: bool, notes: list[str]) -> str | None:
-    if flag.name in ARCHITECTURE or flag.value in FSDP_NEUTRAL.get(flag.name, ()):
-        return None
+Verdict = tuple[str | None, str | None, str | None]  # problem, note, to whom the flag says nothing
+PASSES: Verdict = (None, None, None)
+
+
+def _refused(text: str) -> Verdict:
+    return text, None, None
+
+
+def _noted(text: str) -> Verdict:
+    return None, text, None
+
+
+def _idle(whom: str) -> Verdict:
+    return None, None, whom
+
+
+def _megatron(flag: ExternalFlag, backends: Backends) -> Verdict:
+    if backends.train != "fsdp" or flag.name in ARCHITECTURE or flag.value in FSDP_NEUTRAL.get(flag.name, ()):
+        return PASSES
     if flag.name in FSDP_MEANING:
-        notes.append(f"{flag} on the fsdp backend: {FSDP_MEANING[flag.name]}")
-        return None
-    if flag.name in FSDP_NEUTRAL_ON_CPU and not cuda:
-        notes.append(f"{flag} changes nothing without CUDA: the optimizer is on the CPU")
-        return None
+        return _noted(f"{flag} on the fsdp backend: {FSDP_MEANING[flag.name]}")
+    if flag.name in FSDP_HINTS:
+        return _idle("on --train-backend fsdp")
+    if flag.name in FSDP_NEUTRAL_ON_CPU and not backends.cuda:
+        return _noted(f"{flag} changes nothing without CUDA: the optimizer is on the CPU")
     if flag.name in FSDP_NEUTRAL:
         allowed = " or ".join(str(value) for value in FSDP_NEUTRAL[flag.name])
-        return f"{flag} has no counterpart on --train-backend fsdp: use {allowed}, or leave it out"
-    return f"{flag} is a Megatron flag that has no counterpart on --train-backend fsdp: leave it out"
+        return _refused(f"{flag} has no counterpart on --train-backend fsdp: use {allowed}, or leave it out")
+    return _refused(f"{flag} is a Megatron flag that has no counterpart on --train-backend fsdp: leave it out")
 
 
-def _sglang(flag: ExternalFlag, backend: str, notes: list[str]) -> str | None:
-    owned = _own(flag, SGLANG_OWN)
-    if owned or flag.name in SGLANG_MAPPED:
-        return owned
-    if backend == "native":
-        if flag.name not in NATIVE_HINTS:
-            return (
-                f"{flag} has no counterpart on --rollout-backend native: leave it out, or use --rollout-backend sglang"
-            )
-        notes.append(f"{flag} says nothing to --rollout-backend native")
-        return None
+def _sglang(flag: ExternalFlag, backends: Backends) -> Verdict:
+    if flag.name in SGLANG_OWN:
+        return _refused(f"{flag} is set by Relax: use {SGLANG_OWN[flag.name]}")
+    if flag.name in SGLANG_MAPPED:
+        return PASSES
+    if backends.rollout == "native":
+        if flag.value in NATIVE_NEUTRAL.get(flag.name, ()):
+            return PASSES
+        if flag.name in NATIVE_HINTS:
+            return _idle("on --rollout-backend native")
+        return _refused(
+            f"{flag} has no counterpart on --rollout-backend native: leave it out, or use --rollout-backend sglang"
+        )
     until = table("sglang").get(flag.name, {}).get("until")
     if until:
-        notes.append(f"{flag.option} exists in SGLang {until} and no longer in {version('sglang')}")
-    return None
+        return _noted(f"{flag.option} exists in SGLang {until} and no longer in {version('sglang')}")
+    return PASSES
 
 
-def _own(flag: ExternalFlag, owned: Mapping[str, str]) -> str | None:
-    return f"{flag} is set by Relax: use {owned[flag.name]}" if flag.name in owned else None
+def _router(flag: ExternalFlag, backends: Backends) -> Verdict:
+    if flag.name in ROUTER_OWN:
+        return _refused(f"{flag} is set by Relax: use {ROUTER_OWN[flag.name]}")
+    if flag.name.startswith("retry-"):
+        return _refused(f"{flag}: the router does not retry, for --rollout-failure-policy decides; leave it out")
+    return PASSES if backends.router else _idle("with --inline, which has no router")

@@ -11,6 +11,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,6 +38,7 @@ class RouterProcess(RouterWorkers):
             prefilled once.
         host: address to bind.
         request_timeout_s: of one request, engine time included.
+        extra_args: flags of the router's own command line, which win over those above.
     """
 
     def __init__(
@@ -47,10 +49,11 @@ class RouterProcess(RouterWorkers):
         policy: str = "cache_aware",
         host: str = "127.0.0.1",
         request_timeout_s: int = 7200,
+        extra_args: Sequence[str] = (),
     ) -> None:
         super().__init__("", clock=clock)  # the address is known once the process has its port
         self._clock, self._log_path, self._policy, self.host = clock, log_path, policy, host
-        self._request_timeout_s = request_timeout_s
+        self._request_timeout_s, self._extra_args = request_timeout_s, tuple(extra_args)
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
 
@@ -108,6 +111,7 @@ class RouterProcess(RouterWorkers):
             "1",
             "--shutdown-grace-period-secs",
             "1",
+            *self._extra_args,
         ]
 
     def _launch(self) -> None:

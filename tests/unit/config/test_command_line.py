@@ -133,6 +133,11 @@ class TestCustomConfig:
         assert given.values["max_turns"] == 7
         assert "max_turns" in given.notes[0]
 
+    def test_a_key_cannot_hide_an_external_flag_that_is_given(self, tmp_path) -> None:
+        assert self.read(tmp_path, "split: train\n").custom == {"split": "train"}
+        with pytest.raises(ConfigError, match="num_layers is given as --num-layers too: keep one"):
+            self.read(tmp_path, "num_layers: 4\n", "--num-layers", "4")
+
     @pytest.mark.parametrize(
         ("text", "problem"),
         [

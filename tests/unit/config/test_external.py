@@ -7,8 +7,21 @@ import json
 
 import pytest
 
+from relax.backends.sglang.spec import OWN_FLAGS
 from relax.config.external.architecture import ARCHITECTURE, architecture, architecture_differences
-from relax.config.external.rules import FSDP_MEANING, FSDP_NEUTRAL, NATIVE_HINTS, ROUTER_OWN, SGLANG_OWN, judge
+from relax.config.external.rules import (
+    FSDP_HINTS,
+    FSDP_MEANING,
+    FSDP_NEUTRAL,
+    FSDP_NEUTRAL_ON_CPU,
+    NATIVE_HINTS,
+    NATIVE_NEUTRAL,
+    ROUTER_OWN,
+    SGLANG_MAPPED,
+    SGLANG_OWN,
+    Backends,
+    judge,
+)
 from relax.config.external.tables import ExternalFlag, ExternalFlags, table, version
 from relax.config.machine import Machine
 from relax.config.run import RunConfig, parse_args
@@ -59,15 +72,16 @@ def test_the_performance_block_passes_on_fsdp_where_its_values_change_nothing() 
     config = parse(PERFORMANCE)
     assert config.gradient_checkpointing
     assert config.data_parallel_size == 1
-    assert [note.split()[0] for note in config.notes] == [
+    *mapped, idle = config.notes
+    assert [note.split()[0] for note in mapped] == [
         "--recompute-granularity",
         "--recompute-method",
         "--recompute-num-layers",
         "--optimizer-cpu-offload",
         "--overlap-cpu-optimizer-d2h-h2d",
         "--use-precision-aware-optimizer",
-        "--sglang-mem-fraction-static",
     ]
+    assert idle == "without effect on --rollout-backend native: --sglang-mem-fraction-static 0.8"
 
 
 def test_the_blocks_of_a_training_script_parse_together() -> None:
@@ -101,7 +115,8 @@ def test_the_blocks_of_a_training_script_parse_together() -> None:
         "--pipeline-model-parallel-size 2",
         "--context-parallel-size 2",
         "--attention-dropout 0.1",
-        "--no-rope-fusion",
+        "--moe-aux-loss-coeff 0.001",
+        "--moe-router-dtype fp32",
         "--fp16",
     ],
 )
@@ -118,6 +133,7 @@ def test_what_megatron_splits_over_ranks_fsdp_splits_over_all_of_them(flag: str)
         note for note in parse(f"{flag} 8").notes if note.startswith(f"{flag} 8 on the fsdp backend: FSDP splits")
     ]
     assert len(notes) == 1
+    assert parse(f"{flag} 8", GPUS).data_parallel_size == 4  # all cards of the actor
     assert not [note for note in parse(f"{flag} 1").notes if flag in note]
 
 
@@ -125,6 +141,22 @@ def test_of_a_repeated_megatron_flag_the_last_counts() -> None:
     parse("--pipeline-model-parallel-size 2 --pipeline-model-parallel-size 1")
     with pytest.raises(ConfigError, match="--pipeline-model-parallel-size 2 has no counterpart"):
         parse("--pipeline-model-parallel-size 1 --pipeline-model-parallel-size 2")
+
+
+def test_choices_among_megatrons_kernels_are_one_note_on_fsdp() -> None:
+    flags = ["--attention-backend flash", "--no-rope-fusion", "--moe-grouped-gemm"]
+    assert parse(" ".join(flags)).notes == (f"without effect on --train-backend fsdp: {', '.join(flags)}",)
+
+
+def test_losses_that_are_off_pass() -> None:
+    assert parse("--moe-aux-loss-coeff 0 --moe-z-loss-coeff 0.0 --moe-router-bias-update-rate 0").notes == ()
+
+
+@pytest.mark.parametrize("flag", ["--recompute-activations", "--recompute-granularity selective"])
+def test_recomputation_is_gradient_checkpointing(flag: str) -> None:
+    config = parse(flag)
+    assert config.gradient_checkpointing
+    assert config.notes == (f"{flag} on the fsdp backend: gradient checkpointing of every layer",)
 
 
 def test_optimizer_offload_is_refused_where_it_would_mean_something() -> None:
@@ -148,7 +180,21 @@ def test_sglang_flags_go_to_sglang_without_their_prefix() -> None:
 
 
 def test_router_flags_go_to_the_router() -> None:
-    assert parse("--router-policy round_robin").external.argv("router") == ("--policy", "round_robin")
+    config = parse("--router-policy round_robin")
+    assert config.external.argv("router") == ("--policy", "round_robin")
+    assert config.notes == ()
+
+
+def test_router_flags_are_noted_where_there_is_no_router() -> None:
+    one_each = ["--inline", "--resource", '{"actor": [1, 1], "rollout": [1, 1]}']
+    config = parse_args([*BASE.split(), *one_each, "--router-policy", "round_robin"], machine=Machine())
+    assert config.notes == ("without effect with --inline, which has no router: --router-policy round_robin",)
+
+
+def test_one_process_engines_take_parallel_sizes_of_one() -> None:
+    assert parse("--sglang-dp-size 1 --sglang-ep-size 1 --sglang-pp-size 1").notes == ()
+    with pytest.raises(ConfigError, match="--sglang-dp-size 2 has no counterpart on --rollout-backend native"):
+        parse("--sglang-dp-size 2")
 
 
 def test_lists_keep_their_items() -> None:
@@ -161,7 +207,11 @@ def test_lists_keep_their_items() -> None:
         ("--sglang-tp-size 2", "is set by Relax: use --rollout-num-gpus-per-engine"),
         ("--sglang-model-path x", "is set by Relax: use --hf-checkpoint"),
         ("--sglang-dtype bfloat16", "is set by Relax: use --rollout-dtype"),
+        ("--sglang-preferred-sampling-params {}", "is set by Relax: use the sampling flags"),
+        ("--sglang-context-length 8 --rollout-max-context-len 9", "is --rollout-max-context-len 8, and "),
+        ("--sglang-context-length 8k", "expected a whole number, for it is --rollout-max-context-len"),
         ("--router-port 1", "is set by Relax: use the router's own port"),
+        ("--router-retry-max-retries 3", "the router does not retry, for --rollout-failure-policy decides"),
         ("--sglang-mem-fraction-static much", "expected a number, got 'much'"),
         ("--router-policy best", "must be one of random, round_robin, cache_aware"),
     ],
@@ -178,7 +228,9 @@ def test_a_sglang_flag_that_changes_answers_is_refused_on_the_native_engine() ->
 
 
 def test_flags_that_relax_has_itself_are_mapped() -> None:
-    config = parse("--sglang-max-running-requests 7", GPUS)
+    config = parse("--sglang-max-running-requests 7 --sglang-context-length 2048 --sglang-max-total-tokens 9000", GPUS)
+    assert config.rollout.rollout_max_context_len == 2048
+    assert config.rollout.engine_max_total_tokens == 9000
     assert config.rollout.engine_max_running_requests == 7
     assert config.rollout.sglang_server_concurrency == 7
     assert config.external.argv("sglang") == ()
@@ -191,16 +243,30 @@ def test_a_flag_of_an_older_sglang_is_noted() -> None:
 
 def test_rules_only_name_flags_that_exist() -> None:
     for names, source in (
-        (ARCHITECTURE | set(FSDP_MEANING) | set(FSDP_NEUTRAL), "megatron"),
-        (NATIVE_HINTS | set(SGLANG_OWN), "sglang"),
+        (ARCHITECTURE | set(FSDP_MEANING) | set(FSDP_NEUTRAL) | FSDP_HINTS | set(FSDP_NEUTRAL_ON_CPU), "megatron"),
+        (NATIVE_HINTS | set(SGLANG_OWN) | set(SGLANG_MAPPED) | set(NATIVE_NEUTRAL), "sglang"),
         (set(ROUTER_OWN), "router"),
     ):
         assert sorted(names - set(table(source))) == []
 
 
+def test_a_flag_has_one_rule() -> None:
+    split = {"tensor-model-parallel-size", "expert-model-parallel-size"}  # 1 passes, more is mapped
+    groups = [ARCHITECTURE, set(FSDP_MEANING) - split, set(FSDP_NEUTRAL), FSDP_HINTS, set(FSDP_NEUTRAL_ON_CPU)]
+    assert sum(map(len, groups)) == len(set().union(*groups))
+    groups = [NATIVE_HINTS, set(SGLANG_OWN), set(SGLANG_MAPPED), set(NATIVE_NEUTRAL)]
+    assert sum(map(len, groups)) == len(set().union(*groups))
+
+
+def test_what_the_engines_command_sets_itself_is_refused_at_the_door() -> None:
+    known = {name.removeprefix("--") for name in OWN_FLAGS} & set(table("sglang"))
+    assert sorted(known - set(SGLANG_OWN)) == []
+
+
 def test_no_rule_applies_to_a_backend_that_owns_the_flag() -> None:
     external = ExternalFlags((ExternalFlag("megatron", "tensor-model-parallel-size", (8,)),))
-    assert judge(external, train_backend="megatron", rollout_backend="sglang", cuda=True).problems == []
+    found = judge(external, Backends(train="megatron", rollout="sglang", cuda=True, router=True))
+    assert (found.problems, found.notes) == ([], [])
 
 
 class TestArchitecture:

@@ -53,6 +53,12 @@ async def routing(tmp_path: Path, **options: str) -> AsyncIterator[RouterProcess
         await close_session()
 
 
+def test_flags_of_the_user_come_last_and_win():
+    command = RouterProcess(clock=RealClock(), extra_args=("--policy", "random", "--log-level", "debug")).command(1, 2)
+    assert command[-4:] == ["--policy", "random", "--log-level", "debug"]
+    assert command.index("--policy") < len(command) - 4
+
+
 async def ask(router: RouterProcess, count: int) -> list[dict]:
     payload = {"input_ids": [2, 3], "return_logprob": True}
     params = [{"max_new_tokens": 8, "sampling_seed": n} for n in range(count)]
