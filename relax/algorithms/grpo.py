@@ -71,6 +71,9 @@ class GrpoLoss:
     def per_token(self, batch: TokenBatch) -> dict[str, TokenTerm]:
         """The terms before their sum: what each token adds."""
         options, tokens = self.options, self._tokens(batch)
+        masking: dict[str, TokenTerm] = {}
+        if options.logprob_outlier_limit is not None:
+            tokens, masking = self._without_outliers(tokens, batch, options.logprob_outlier_limit)
         policy = clipped_policy_loss(
             tokens.logp_T,
             tokens.old_logp_T,
@@ -80,7 +83,7 @@ class GrpoLoss:
             dual_clip=options.eps_clip_c,
         )
         weighted_T, terms = self._corrected(policy.loss_T, tokens, batch)
-        terms |= {"policy_loss": _weighted(weighted_T, tokens)} | _policy_metrics(policy, tokens)
+        terms |= {"policy_loss": _weighted(weighted_T, tokens)} | _policy_metrics(policy, tokens) | masking
         if tokens.ref_logp_T is not None:
             terms |= self._kl_terms(tokens, tokens.ref_logp_T)
         if "entropy" in self.needs:
@@ -113,6 +116,23 @@ class GrpoLoss:
         if name not in batch.columns:
             raise InternalError(f"the loss needs column {name!r}; the micro-batch has {sorted(batch.columns)}")
         return batch.columns[name].detach().to(batch.log_probs.dtype)
+
+    def _without_outliers(
+        self, tokens: Tokens, batch: TokenBatch, limit: float
+    ) -> tuple[Tokens, dict[str, TokenTerm]]:
+        """Leave outlier sequences out of every term of the objective. They still count in its divisor, and in metrics.
+
+        The trainer's log-probs are those before the rollout's first step where there are such, else the current ones.
+        """
+        trainer_logp_T = tokens.old_logp_T if self.options.old_log_probs == "old" else tokens.logp_T
+        sequences = (tokens.keep_T, batch.sequence, batch.num_sequences)
+        outlier_N = importance.outlier_sequences(trainer_logp_T, tokens.engine_logp_T, *sequences, limit=limit)
+        length_N = importance.tokens_by_sequence(*sequences)
+        share_T = (outlier_N / length_N.clamp(min=1)).to(tokens.logp_T.dtype)[batch.sequence]
+        fraction = TokenTerm(masked(share_T, tokens.keep_T), float((length_N > 0).sum()))
+        heard_T = tokens.heard_T & ~outlier_N[batch.sequence]
+        kept = tokens._replace(heard_T=heard_T, weight_T=masked(tokens.weight_T, heard_T))
+        return kept, {"logprob_outlier_fraction": fraction}
 
     def _corrected(self, loss_T: Tensor, tokens: Tokens, batch: TokenBatch) -> tuple[Tensor, dict[str, TokenTerm]]:
         """The policy loss times the importance weights, and the metrics of the mismatch behind them."""

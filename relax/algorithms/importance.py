@@ -5,6 +5,7 @@
     tis     clamp(w_t, low, high)                truncated importance sampling
     icepop  w_t if low <= w_t <= high else 0     tokens on which the two disagree too much are left out
     opsm    0 for tokens with A < 0 in a sequence whose mean of old - new log-prob exceeds delta, else 1
+    outlier 0 for all tokens of a sequence whose mean of |trainer - engine log-prob| exceeds the limit, else 1
 
 Sources: TIS, Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025;
          IcePop, Ling team, "Small leak can sink a great ship", 2025; OPSM, DeepSeek-V3.2, arXiv:2512.02556 sec. 3.1.
@@ -63,8 +64,35 @@ def off_policy_sequence_mask(
     delta: float,
 ) -> Tensor:
     """OPSM: float [T], 0 where the token is left out. The mean runs over the sequence's `keep_T` tokens."""
-    gap_T = torch.where(keep_T, old_logp_T - logp_T, torch.zeros_like(logp_T)).detach()
-    total_N = gap_T.new_zeros(num_sequences).index_add_(0, sequence_T, gap_T)
-    count_N = gap_T.new_zeros(num_sequences).index_add_(0, sequence_T, keep_T.to(gap_T.dtype))
-    far_N = total_N / count_N.clamp(min=1.0) > delta
-    return 1.0 - (far_N[sequence_T] & (advantage_T < 0)).to(logp_T.dtype)
+    gap_N = _mean_by_sequence((old_logp_T - logp_T).detach(), keep_T, sequence_T, num_sequences)
+    return 1.0 - ((gap_N > delta)[sequence_T] & (advantage_T < 0)).to(logp_T.dtype)
+
+
+def outlier_sequences(
+    trainer_logp_T: Tensor,
+    engine_logp_T: Tensor,
+    keep_T: Tensor,
+    sequence_T: Tensor,
+    num_sequences: int,
+    *,
+    limit: float,
+) -> Tensor:
+    """bool [N], True for a sequence that engine and trainer see too differently to learn from it.
+
+    A few tokens that are far apart are for `masked_weights`; a sequence that is far apart as a whole was sampled from
+    another prompt, other weights or a broken cache.
+    """
+    gap_T = (trainer_logp_T - engine_logp_T).detach().abs()
+    return _mean_by_sequence(gap_T, keep_T, sequence_T, num_sequences) > limit
+
+
+def tokens_by_sequence(keep_T: Tensor, sequence_T: Tensor, num_sequences: int) -> Tensor:
+    """int64 [N], the `keep_T` tokens of each sequence."""
+    return sequence_T.new_zeros(num_sequences).index_add_(0, sequence_T, keep_T.to(sequence_T.dtype))
+
+
+def _mean_by_sequence(value_T: Tensor, keep_T: Tensor, sequence_T: Tensor, num_sequences: int) -> Tensor:
+    """[N], over the `keep_T` tokens of each sequence; 0 for one that has none."""
+    kept_T = torch.where(keep_T, value_T, torch.zeros_like(value_T))
+    total_N = kept_T.new_zeros(num_sequences).index_add_(0, sequence_T, kept_T)
+    return total_N / tokens_by_sequence(keep_T, sequence_T, num_sequences).clamp(min=1)

@@ -57,6 +57,7 @@ class AlgorithmOptions:
     get_mismatch_metrics: bool = False
     use_opsm: bool = False
     opsm_delta: float = 1e-4
+    logprob_outlier_limit: float | None = None  # nats; None masks no sequence
 
     def __post_init__(self) -> None:
         spec = self.spec

@@ -80,6 +80,7 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("train/tis_abs", "mean", "1", "|tis - 1|"),
     MetricSpec("train/tis_clip_fraction", "mean", "1", "importance weights that were truncated"),
     MetricSpec("train/opsm_fraction", "mean", "1", "tokens of sequences that were masked as off-policy"),
+    MetricSpec("train/logprob_outlier_fraction", "mean", "1", "sequences masked by --logprob-outlier-limit"),
     MetricSpec("train/engine_log_prob_diff/mean", "mean", "nats", "|engine - trainer| log-prob, same weights"),
     MetricSpec("train/engine_log_prob_diff/p99", "gauge", "nats", "its 99th percentile over tokens"),
     MetricSpec("train/engine_log_prob_diff/max", "max", "nats", "largest such difference"),

@@ -81,6 +81,13 @@ class AlgorithmConfig(Section):
     opsm_delta: float = flag(
         1e-4, help="Mean log-ratio of a sequence from which --use-opsm masks it.", check=at_least(0)
     )
+    logprob_outlier_limit: float | None = flag(
+        None,
+        help="Nats by which a response's log-probs may differ from the engine's, on average over its trained tokens; "
+        "one that differs more trains nothing.",
+        check=above(0),
+        shown="no limit",
+    )
     use_rollout_logprobs: bool | None = flag(
         None,
         help="Take the engines' log-probs as the old policy.",

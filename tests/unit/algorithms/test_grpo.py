@@ -1,5 +1,6 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -244,6 +245,50 @@ def test_custom_importance_function_corrects_or_only_measures():
     )
     assert corrected[0] == pytest.approx(0.5 * plain[0], abs=1e-12)
     assert measured[0] == plain[0] and measured[2]["tis"] == 0.5
+
+
+def shifted_by(nats, place, **options):
+    """(with the limit, as if the sequence had no weight) of a step in which the engine differs at one sequence."""
+    table = numbers()
+    table["rollout_logprobs"] = [row.copy() for row in table["old_logprobs"]]
+    table["rollout_logprobs"][place] = table["old_logprobs"][place] - nats
+    options = {"old_log_probs": "old", "use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_coef": 0.2, **options}
+    found = run(AlgorithmOptions(logprob_outlier_limit=1.0, **options), table, [[0, 1], [2]])
+    silent = [place == i for i in range(len(LENGTHS))]
+    expected = run(AlgorithmOptions(**options), table, [[0, 1, 2]], silent=silent)
+    return found, expected
+
+
+@pytest.mark.parametrize("place", range(len(LENGTHS)))
+def test_a_sequence_5_nats_from_the_engine_adds_nothing_is_counted_and_stays_in_the_divisor_P11(place):
+    (total, gradient, means), (expected, expected_gradient, _) = shifted_by(5.0, place)
+    assert total == pytest.approx(expected, abs=1e-12)
+    assert gradient.tolist() == pytest.approx(expected_gradient.tolist(), abs=1e-12)
+    assert not gradient.split(LENGTHS)[place].any()
+    assert gradient.any()
+    assert means["logprob_outlier_fraction"] == pytest.approx(1 / 3)
+
+
+def test_a_sequence_within_the_limit_is_trained_and_a_few_far_tokens_are_not_the_sequence_P11():
+    """0.9 nats off is within 1.0 nats; so are 5 nats at one token of four, in a sequence with two masked tokens."""
+    table = numbers()
+    table["rollout_logprobs"] = [table["old_logprobs"][0] - 0.9, table["old_logprobs"][1], table["old_logprobs"][2]]
+    free = AlgorithmOptions(old_log_probs="old")
+    limited = replace(free, logprob_outlier_limit=1.0)
+    total, _, means = run(limited, table, [[0, 1, 2]])
+    assert (total, means["logprob_outlier_fraction"]) == (run(free, table, [[0, 1, 2]])[0], 0.0)
+    # tokens 0 and 3 of the last sequence are trained: 1.9 nats at one of them are a mean of 0.95, 2.1 are 1.05
+    for nats, fraction in ((1.9, 0.0), (2.1, 1 / 3)):
+        table["rollout_logprobs"][2] = table["old_logprobs"][2] + np.array([nats, 50.0, 50.0, 0.0])
+        assert run(limited, table, [[0, 1, 2]])[2]["logprob_outlier_fraction"] == pytest.approx(fraction)
+
+
+def test_without_old_log_probs_of_the_trainer_its_current_ones_are_compared_P11():
+    table = numbers()
+    table["rollout_logprobs"] = [row.copy() for row in table["logp"]]
+    table["rollout_logprobs"][1] += 5.0
+    means = run(AlgorithmOptions(old_log_probs="rollout", logprob_outlier_limit=1.0), table, [[0, 1, 2]])[2]
+    assert means["logprob_outlier_fraction"] == pytest.approx(1 / 3)
 
 
 def test_missing_column_is_named():
