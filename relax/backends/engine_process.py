@@ -18,6 +18,7 @@ from relax.backends.base import EngineCommand, EngineConfig, EngineSpec
 from relax.schedule.clock import Clock
 from relax.utils.errors import EngineLost
 from relax.utils.processes import end_group, free_ports
+from relax.utils.stacks import NAME as PROCESS_NAME
 
 POLL_S = 0.05
 WATCH_S = 0.5
@@ -89,7 +90,7 @@ class EngineProcess:
         try:
             self._process = subprocess.Popen(
                 [*command.argv, *extra],
-                env={**os.environ, **command.env},
+                env={**os.environ, **command.env, **self._name()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -99,6 +100,10 @@ class EngineProcess:
         finally:
             if not isinstance(log, int):
                 log.close()
+
+    def _name(self) -> dict[str, str]:
+        """How the process calls itself where it answers (relax/utils/stacks.py): as its log file."""
+        return {} if self._config.log_path is None else {PROCESS_NAME: self._config.log_path.stem}
 
     async def _wait_ready(self, end: float) -> None:
         import aiohttp

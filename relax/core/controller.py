@@ -36,17 +36,29 @@ from relax.schedule import events as ev
 from relax.schedule.clock import Clock, RealClock
 from relax.schedule.journal import FLUSH_INTERVAL_S, FileJournal, Journal
 from relax.schedule.scheduler import GateSettings, Scheduler
+from relax.utils.collect_stacks import collect, report
 from relax.utils.console import Progress
-from relax.utils.errors import ConfigError, DataError, InfrastructureError, InternalError, RelaxError, UserCodeError
+from relax.utils.errors import (
+    BusTimeout,
+    ConfigError,
+    DataError,
+    InfrastructureError,
+    InternalError,
+    RelaxError,
+    Stuck,
+    UserCodeError,
+)
 from relax.utils.http_utils import close_session
 from relax.utils.lock import RunLock
 from relax.utils.metrics import BackgroundSink, JsonlSink, Sink, TensorBoardSink, WandbSink
 from relax.utils.owned_folder import owned_folder, remove_abandoned
+from relax.utils.stacks import answering
 
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # What ends a run and leaves the weights as good as they were: a signal, the machine, the user's data or code.
+WAITED_IN_VAIN = (Stuck, BusTimeout)  # what the processes were doing explains these
 SAVES_AT_EXIT = (asyncio.CancelledError, InfrastructureError, DataError, UserCodeError, OSError)
 
 
@@ -83,7 +95,7 @@ def run_training(config: RunConfig) -> int:
     """Run and return the process's exit code. Errors keep their own traceback in the log and on stderr."""
     run_id = new_run_id()
     folder = choose_folder(config, run_id)
-    with RunLock(folder.root), logging_to(folder.log("controller")):
+    with RunLock(folder.root), logging_to(folder.log("controller")), answering(folder.stacks, "controller"):
         write_description(folder, config, run_id)
         print(f"run folder: {folder.root}", flush=True)
         try:
@@ -185,6 +197,8 @@ class Run:
 
     async def end(self, reason: str, failed: BaseException | None) -> None:
         """Save what can be saved, take everything down, raise `failed`, or else the first error of the shutdown."""
+        if isinstance(failed, WAITED_IN_VAIN):
+            await self._keep_stacks()
         if isinstance(failed, SAVES_AT_EXIT):
             await self._save_at_exit()
         if failed is None and self.loop is not None and self.loop.stop_requested:
@@ -208,8 +222,20 @@ class Run:
                 await self.loop.save_at_exit()
         except TimeoutError:
             logger.error("no checkpoint at the end: not written within --exit-save-timeout %g s", limit)
+            await self._keep_stacks()
         except Exception:  # the log is told; the error that ends the run is another one, and what follows must stop
             logger.exception("no checkpoint at the end")
+
+    async def _keep_stacks(self) -> None:
+        """Write what every process is doing into the run folder, and say where."""
+        path = self.folder.stacks / "when-stuck.txt"
+        try:
+            path.write_text(report(await asyncio.to_thread(collect, self.folder.stacks)), encoding="utf-8")
+        except OSError:  # the log is told; the error that ends the run is another one
+            logger.exception("stacks were not kept")
+        else:
+            logger.error("stacks of all processes are in %s", path)
+            print(f"what every process was doing is in {path}", file=sys.stderr)
 
     async def _end_journal(self, reason: str) -> None:
         self.journal.append(ev.Ended(reason))

@@ -40,6 +40,7 @@ from relax.schedule.clock import RealClock
 from relax.utils.cores import VARIABLE as CORE_SHARE
 from relax.utils.errors import ConfigError, EngineLost, InternalError
 from relax.utils.processes import free_ports
+from relax.utils.stacks import FOLDER as STACKS
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -147,7 +148,7 @@ class RayDeployment:
 
     def _connect(self) -> Cluster:
         config = self._config
-        env = {**PROCESS_ENV, "PYTHONPATH": _python_path()}
+        env = {**PROCESS_ENV, "PYTHONPATH": _python_path(), STACKS: str(self._folder.stacks)}
         env |= {name: os.environ[name] for name in LAUNCH_VARIABLES if name in os.environ}
         if config.cluster.lend_cores and not config.cluster.deterministic:  # there, threads are pinned
             env[CORE_SHARE] = str(self._shared_dir / "cores")

@@ -23,6 +23,7 @@ from relax.distributed.checkpoint_service.base import WeightManifest
 from relax.distributed.checkpoint_service.coordinator import Coordinator
 from relax.schedule.clock import RealClock
 from relax.utils.errors import RelaxError
+from relax.utils.stacks import answer_as
 
 DOOR_OPTIONS = {"num_cpus": 0}
 
@@ -43,7 +44,8 @@ def role_app(role: str, worker_name: str, namespace: str) -> Any:
     @serve.deployment(name=role, num_replicas=1, ray_actor_options=DOOR_OPTIONS, max_ongoing_requests=256)
     @serve.ingress(http)
     class Door:
-        pass
+        def __init__(self) -> None:
+            answer_as(f"door-{role}")
 
     return Door.bind()
 
@@ -90,6 +92,9 @@ def control_app(roles: Mapping[str, str]) -> Any:
     @serve.ingress(http)
     class Control:
         """The coordinator's state lives in this replica; the driver reports versions by handle."""
+
+        def __init__(self) -> None:
+            answer_as("door-control")
 
         async def published(self, manifest: dict[str, Any], engines: Mapping[str, int]) -> None:
             coordinator.publish(WeightManifest.from_json(manifest))

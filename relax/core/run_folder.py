@@ -2,7 +2,7 @@
 """Layout of a run's folder: `--save` when given, else `runs/{name}-{utc}-{run_id}`.
 
 config.json  manifest.json  journal/  trace/  rollout_result/{train,eval}/  metrics/  tensorboard/
-iter_XXXXXXX/  latest_checkpointed_iteration.txt  logs/{role}-{incarnation}.log
+iter_XXXXXXX/  latest_checkpointed_iteration.txt  logs/{role}-{incarnation}.log  stacks/
 """
 
 from __future__ import annotations
@@ -36,11 +36,8 @@ class RunFolder:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self.journal, self.trace = self.root / "journal", self.root / "trace"
-        self.metrics, self.tensorboard, self.logs = (
-            self.root / "metrics",
-            self.root / "tensorboard",
-            self.root / "logs",
-        )
+        self.metrics, self.tensorboard = self.root / "metrics", self.root / "tensorboard"
+        self.logs, self.stacks = self.root / "logs", self.root / "stacks"
 
     def create(self) -> None:
         for path in (self.root, self.journal, self.trace, self.metrics, self.logs):

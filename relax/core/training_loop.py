@@ -46,7 +46,7 @@ from relax.schedule import events as ev
 from relax.schedule.clock import Clock
 from relax.schedule.journal import Journal, end_of_journal
 from relax.schedule.scheduler import Scheduler
-from relax.utils.errors import EngineLost, InfrastructureError, RelaxError, WeightSyncError
+from relax.utils.errors import EngineLost, InfrastructureError, RelaxError, Stuck, WeightSyncError
 from relax.utils.faults import pause_at
 
 logger = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ class TrainingLoop:
             if report.accepted or report.dropped or waits_for_training or not self.scheduler.engines:
                 last_progress = now
             elif now - last_progress > self.settings.rollout_deadline_s:
-                raise InfrastructureError(
+                raise Stuck(
                     f"no group ended for {now - last_progress:.0f} s while rollout {self.scheduler.next_rollout} "
                     f"needs {need} more; {len(self.scheduler.open)} groups are open: see the engines' logs"
                 )

@@ -19,6 +19,7 @@ from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 from relax.utils.errors import ConfigError, InfrastructureError
+from relax.utils.stacks import answer_as
 
 MAX_THREADS = 8  # of the thread form; decoding releases the GIL, the rest does not
 
@@ -89,6 +90,7 @@ def _start(setup: Callable[[], Any] | None) -> None:
     global _state
     # One thread a process: the pool itself is the parallelism.
     os.environ["OMP_NUM_THREADS"] = "1"
+    answer_as("prepare")
     _state = setup() if setup is not None else None
 
 

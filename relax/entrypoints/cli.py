@@ -26,6 +26,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command("relax.entrypoints.train", "train a model, or check a configuration with --dry-run"),
     "replay": Command("relax.entrypoints.replay", "compute steps of a run again from its folder, bit for bit"),
     "conformance": Command("relax.entrypoints.conformance", "what an inference server honours of what training needs"),
+    "stacks": Command("relax.entrypoints.stacks", "what every process of a run does right now, when it seems stuck"),
     "why": Command("relax.entrypoints.why", "explain a number of a curve down to samples, tokens and tensors"),
 }
 

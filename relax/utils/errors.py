@@ -7,6 +7,7 @@ RelaxError
   UserCodeError      3  request  a user's hook failed; names import path and sample
   Divergence         4  run      NaN or infinite loss or gradient
   InfrastructureError 5 role
+    Stuck            5  run
     BusTimeout       5  request
     BusLost          5  run
     EngineLost       5  request
@@ -81,6 +82,12 @@ class InfrastructureError(RelaxError):
 
     exit_code = 5
     retry: Retry = "role"
+
+
+class Stuck(InfrastructureError):
+    """Nothing has moved for too long. What every process was doing is in the run folder, `stacks/when-stuck.txt`."""
+
+    retry: Retry = "run"
 
 
 class BusTimeout(InfrastructureError):

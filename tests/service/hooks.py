@@ -3,9 +3,11 @@
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Any
 
 from relax.engine.rollout.sglang_rollout import GenerateState
+from relax.utils.collect_stacks import collect, report
 from relax.utils.http_utils import post
 from relax.utils.types import Sample
 
@@ -35,6 +37,14 @@ def raising_reward(args: Any, sample: Sample, **kwargs: Any) -> float:
 def reward_raising_once(args: Any, sample: Sample, **kwargs: Any) -> float:
     if (sample.group_index, sample.index) == (1, 1):
         raise ValueError("the judge dislikes sample 1.1")
+    return token_reward(args, sample)
+
+
+def reward_asking_for_stacks(args: Any, sample: Sample, **kwargs: Any) -> float:
+    """What a user does by `relax stacks` in another window."""
+    if (sample.group_index, sample.index) == (0, 0):
+        folder = Path(args.run_dir)
+        (folder / "asked.txt").write_text(report(collect(folder / "stacks", answer_s=30.0)))
     return token_reward(args, sample)
 
 

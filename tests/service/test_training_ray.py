@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -36,6 +38,7 @@ class Asked:
     """One long run: what its doors said, and what it left when it was told to stop."""
 
     answers: dict[str, tuple[int, Any]]
+    stacks: subprocess.CompletedProcess[str]  # of `relax stacks`
     done: Finished
     left_processes: list[str]
     left_folders: list[Path]
@@ -76,13 +79,19 @@ def asked(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             ("unknown", "GET", "/rollout/nothing"),
         ):
             answers[name] = call(method, http + path)
+        stacks = subprocess.run(
+            [sys.executable, "-m", "relax", "stacks", "--run", save, "--timeout", "60"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         end = time.monotonic() + 120
         while call("GET", http + "/rollout/is_eval_done") != (200, {"done": True}) and time.monotonic() < end:
             time.sleep(0.2)
         answers["is_eval_done"] = call("GET", http + "/rollout/is_eval_done")
         answers["stop"] = call("POST", http + "/rollout/stop_service")
         done = running.finish()
-        yield Asked(answers, done, running.wait_gone(), running.temporary())
+        yield Asked(answers, stacks, done, running.wait_gone(), running.temporary())
 
 
 def test_doors_answer_for_their_roles(asked):
@@ -127,6 +136,23 @@ def test_stop_service_ends_the_run_cleanly_with_a_checkpoint(asked):
     assert done.events("checkpoint")[-1]["rollout_id"] == last
     assert (done.folder / "latest_checkpointed_iteration.txt").read_text() == str(last)
     assert (asked.left_processes, asked.left_folders) == ([], [])
+
+
+def test_U11_one_command_tells_what_every_process_does_and_whom_it_waits_for(asked):
+    told = asked.stacks
+    assert told.returncode == 0, told.stderr
+    states = dict(line.split()[0::3] for line in told.stdout.split("\n\n")[0].splitlines())
+    assert set(states.values()) == {"answered"}
+    doors = {f"door-{role}" for role in ("rollout", "actor", "advantages", "reference", "actor_fwd", "control")}
+    assert states.keys() >= {"controller", "rollout", "actor-0", "reference", "actor_fwd", "engine-0", *doors}
+    assert "engine-0-process-0" in states
+    driver = told.stdout.split("== controller")[1].split("\n== ")[0]
+    assert "task controller.collect" in driver
+    assert "what='rollout.report'" in driver  # the driver waits for the rollout role's next report
+    # what a run was asked stays, its pipes do not
+    kept = sorted(path.name for path in (asked.done.folder / "stacks").iterdir())
+    assert len(kept) == len(states)
+    assert all(name.endswith(".txt") for name in kept)
 
 
 def test_ages_stay_within_the_limit(asked):

@@ -27,6 +27,7 @@ from starlette.routing import Route
 from relax.backends.native.chat import chat_chunks
 from relax.backends.native.loop import EngineFailed
 from relax.backends.native.protocol import RequestError
+from relax.utils.stacks import answer_as
 
 if TYPE_CHECKING:
     from relax.backends.native.service import NativeService
@@ -269,6 +270,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
     parent = arguments.parent_pid or os.getppid()
+    answer_as("engine")
     import torch
 
     torch.set_num_threads(arguments.threads)

@@ -20,6 +20,7 @@ from typing import Any
 
 from relax.utils.errors import InternalError
 from relax.utils.http_utils import close_session
+from relax.utils.stacks import answer_as
 
 
 class Worker:
@@ -30,6 +31,7 @@ class Worker:
         os.environ.update(env)
         if log_path is not None:
             _log_to(Path(log_path))
+        answer_as(name)
         for module in preload:  # import while other processes start
             importlib.import_module(module)
         self._roles: dict[str, Any] = {}

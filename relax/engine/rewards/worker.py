@@ -17,6 +17,8 @@ import sys
 import traceback
 from typing import Any, BinaryIO
 
+from relax.utils.stacks import answer_as
+
 MEMORY_LIMIT = 4 << 30  # bytes of address space: a hostile power tower ends this process, not the machine
 GRACE_S = 5.0  # after the owner's limit, this process ends by itself, also when its owner is gone
 
@@ -57,6 +59,7 @@ def answer(request: tuple[Any, ...]) -> tuple[str, Any]:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides when this process ends
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    answer_as("reward-worker")
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a print inside a reward function must not break the frames
