@@ -57,9 +57,23 @@ def preflight(config: RunConfig) -> Findings:
             problems += now
         if problems:
             raise ConfigError("\n".join(problems))
-        return Findings(len(rows), (*notes, *checkpoint_notes(config), *machine_notes(config, len(rows))))
+        notes += [*left_over(config, len(rows)), *checkpoint_notes(config), *machine_notes(config, len(rows))]
+        return Findings(len(rows), tuple(notes))
     finally:
         rows.close()
+
+
+def left_over(config: RunConfig, rows: int) -> Iterator[str]:
+    """Prompts that --num-epoch leaves over, because rounds are whole."""
+    epochs, batch = config.rollout.num_epoch, config.prompts_per_rollout
+    if epochs is None:
+        return
+    rounds, left = divmod(epochs * rows, batch)
+    if left and config.num_rollouts(rows) == rounds:  # else --num-rollout ends the run before
+        yield (
+            f"--num-epoch {epochs} of {rows} prompts is {rounds} rounds of {batch}: the last {left} prompts are not "
+            "trained"
+        )
 
 
 def first_row(spec: str, flag: str = "--prompt-data") -> Mapping[str, Any]:

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
 from relax.config.command_line import SECTION_OF
 from relax.config.report import batch_arithmetic, checkpoint_ids, dry_run_report
 from relax.config.run import default_config
+from relax.core.prompt_order import PromptOrder
 
 
 def test_prompts_become_samples_steps_and_micro_batches() -> None:
@@ -40,6 +42,15 @@ def test_prompts_become_samples_steps_and_micro_batches() -> None:
 def test_dynamic_micro_batches_depend_on_lengths() -> None:
     config = default_config(use_dynamic_batch_size=True, max_tokens_per_gpu=9216)
     assert batch_arithmetic(config)["micro_batches_per_rank_and_step"] == "by length: 9216 tokens each, at most 8"
+
+
+def test_A23_an_epoch_that_the_batch_does_not_divide_ends_with_whole_rounds() -> None:
+    """10 rows, 4 a round: one epoch is 2 rounds; the 2 rows left over open the third where a second epoch follows."""
+    one = default_config(num_epoch=1, num_rollout=None, rollout_batch_size=4)
+    two = default_config(num_epoch=2, num_rollout=None, rollout_batch_size=4)
+    assert (one.num_rollouts(10), two.num_rollouts(10)) == (2, 5)
+    order = PromptOrder(10, seed=3, shuffle=True)
+    assert Counter(order.next_fresh()[1] for _ in range(5 * 4)) == Counter({row: 2 for row in range(10)})
 
 
 @pytest.mark.parametrize(("rows", "rounds"), [(None, None), (10, 5), (1000, 100)])

@@ -388,6 +388,25 @@ def test_rows_behind_the_checked_ones_are_named_in_a_note(work: Path, capsys: py
     assert any(note.startswith(told) for note in notes)
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (
+            {"num_epoch": "1", "num_rollout": None},
+            ["--num-epoch 1 of 10 prompts is 2 rounds of 4: the last 2"],
+        ),
+        ({"num_epoch": "2", "num_rollout": None}, []),
+        ({"num_epoch": "1", "num_rollout": "1"}, []),
+        ({"num_rollout": "3"}, []),
+    ],
+)
+def test_A23_prompts_that_an_epoch_leaves_over_are_told(work: Path, capsys, flags, told) -> None:
+    write_rows(work, *[ROW] * 10)
+    assert main(argv("--dry-run", rollout_batch_size="4", **flags)) == 0
+    notes = [note for note in json.loads(capsys.readouterr().out)["notes"] if "--num-epoch" in note]
+    assert len(notes) == len(told) and all(map(str.startswith, notes, told))
+
+
 def test_a_resume_that_fits_is_accepted(work: Path) -> None:
     checkpoint(work, shapes={"model.embed_tokens.weight": [512, 64], "model.layers.1.mlp.up_proj.weight": [1, 1]})
     assert main(argv("--dry-run", load="run")) == 0
