@@ -70,6 +70,17 @@ def test_R3_R10_the_third_epoch_goes_on_where_it_was_with_results_of_each_rollou
     assert len([event for event in events if event.kind == "bound"]) == 16
 
 
+def test_A29_a_run_that_ended_with_its_epoch_trains_the_next_one_when_it_goes_on(run):
+    """12 rows, 12 a rollout: the checkpoint lies exactly between two epochs."""
+    size = {"rollout_batch_size": 12, "num_rollout": None}
+    folder = run(*ASYNC, 0, name="epochs", num_epoch=1, **size).folder
+    done = run(*ASYNC, 0, name="epochs", num_epoch=2, load=folder, **size)
+    assert [event["rollout_id"] for event in done.events("stepped")] == [0, 1]
+    for epoch in (0, 1):
+        assert sorted({(s["epoch"], s["row"]) for s in done.samples(epoch)}) == [(epoch, row) for row in range(12)]
+    assert not same_weights(folder / "iter_0000000/model", folder / "iter_0000001/model")
+
+
 def test_a_start_without_a_checkpoint_in_a_used_folder_counts_from_nothing(run):
     from relax.schedule.journal import read_surviving
 

@@ -105,6 +105,31 @@ def test_one_process_hosts_reference_and_actor_fwd_too(run):
     assert done.metrics("train/kl_loss")[2] != 0.0
 
 
+def test_P11_outliers_train_nothing_and_stay_in_trace_and_results(run):
+    """A bf16 engine is never within 1e-9 nats of an fp32 trainer, so every response is an outlier."""
+    words = ("--colocate", "--rollout-dtype", "bf16", "--parity-policy", "warn", "--logprob-outlier-limit", "1e-9")
+    done = run(*words, num_rollout=1)
+    assert done.metrics("train/logprob_outlier_fraction") == [1.0]
+    assert done.metrics("train/grad_norm") == [0.0]
+    assert done.metrics("train/advantage_abs")[0] > 0  # there was something to learn
+    assert len(done.samples(0)) == 4
+    kept = (done.folder / "trace" / "0.jsonl").read_text().splitlines()
+    assert sum(len(json.loads(line)["rows"]) for line in kept) == 4
+
+
+# ------------------------------------------------------------------ stacks
+
+
+def test_U11_a_run_in_one_process_tells_what_it_is_doing(run):
+    done = run("--colocate", num_rollout=1, custom_rm_path=HOOKS + "reward_asking_for_stacks")
+    told = (done.folder / "asked.txt").read_text()
+    first, second, *_ = told.splitlines()
+    assert (first.split()[0], first.split()[-1], second) == ("controller", "answered", "")
+    assert "task controller.collect" in told
+    assert "task rollout.collect" in told
+    assert "in reward_asking_for_stacks" in told  # the thread that asks
+
+
 # ------------------------------------------------------------------ rollout
 
 
@@ -219,9 +244,15 @@ def test_evaluation_sees_the_version_that_it_reports(run, inputs):
 
 
 @pytest.mark.parametrize(
-    "mode", [("--colocate",), ("--fully-async", "--max-staleness", "0")], ids=["colocate", "async"]
+    "mode",
+    [
+        ("--colocate",),
+        ("--fully-async", "--max-staleness", "0", "--global-batch-size", "2", "--micro-batch-size", "1"),
+    ],
+    ids=["colocate", "async-two-steps-of-two-micro-batches"],
 )
 def test_two_rollouts_and_a_resume_of_two_give_the_weights_of_four(run, mode):
+    """R3, R4."""
     whole = run(*mode, name="whole", num_rollout=4)
     run(*mode, name="half", num_rollout=2)
     half = whole.folder.parent / "half"

@@ -233,7 +233,27 @@ async def test_a_group_abandoned_while_it_is_kept_leaves_nothing_behind(tmp_path
     await role.stop()
 
 
+async def test_T18_a_prompt_makes_no_group_older_and_has_no_versions(tmp_path: Path):
+    """Only response tokens have a version, so a long old prompt (-1 elsewhere) cannot read as stale."""
+    generator = Generator()
+    role = make_role(tmp_path, generator)
+    await role.start()
+    await role.admit(orders(4))
+    generator.end(4, versions=(7, 7, 7, 7))
+    (accepted,) = (await role.report(1, 5.0)).accepted
+    assert (accepted.oldest, accepted.newest) == (7, 7)
+    (released,) = (await role.release(8, (4,))).groups
+    assert released.lengths
+    columns = (await role._bus.get("train_8", ("rollout",), (4,), deadline_s=5.0))["rollout"][4].columns
+    assert columns["prompt_len"].sum() > 0
+    sampled = len(columns["tokens"]) - columns["prompt_len"].sum()
+    assert len(columns["weight_version"]) == columns["response_len"].sum() == sampled
+    assert columns["weight_version"].min() == 7
+    await role.stop()
+
+
 async def test_observation_tokens_have_no_age_and_drops_carry_their_reason(tmp_path: Path):
+    """T18 for the tokens between turns."""
     generator = Generator()
     role = make_role(tmp_path, generator)
     await role.start()

@@ -114,6 +114,7 @@ def test_drops_are_counted_when_they_are_decided_in_all_and_by_reason():
 
 
 def test_what_was_not_measured_is_absent():
+    """U8."""
     values, _ = one_step()
     assert not {"train/entropy", "perf/weight_sync_s", "perf/checkpoint_s", "rollout/dropped_groups"} & set(values)
 

@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relax.core.prompt_order import PromptOrder
 from relax.data import readers
 from relax.data.datasets import open_dataset
 from relax.data.readers import JsonlReader, ParquetReader, strip_nulls
 from relax.utils.errors import ConfigError, DataError
+from relax.utils.rng import permutation
 from tests.builders import write_jsonl
 
 
@@ -185,6 +187,26 @@ def test_prefetched_rows_are_the_same_rows_and_errors_wait_for_their_reader(tmp_
     assert [dataset.row(i).values["x"] for i in range(20)] == list(range(20))
     with pytest.raises(DataError, match=":21: a row must be"):
         dataset.row(20)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_R6_a_resumed_stream_goes_on_in_order_however_many_threads_read_ahead(tmp_path, workers):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"x": i} for i in range(23)])
+
+    def draw(order: PromptOrder, count: int) -> list[int]:
+        dataset = open_dataset(str(path), streaming=True, prefetch_workers=workers)
+        rows = [order.next_fresh()[1] for _ in range(count)]
+        dataset.prefetch(rows)
+        values = [dataset.row(row).values["x"] for row in rows]
+        dataset.close()
+        return values
+
+    whole = [int(row) for epoch in (0, 1) for row in permutation(5, epoch, 23)]
+    order = PromptOrder(23, seed=5, shuffle=True)
+    first = draw(order, 17)
+    resumed = PromptOrder(23, seed=5, shuffle=True)
+    resumed.drawn = order.drawn  # all that a checkpoint keeps of the position
+    assert first + draw(resumed, 29) == whole
 
 
 def test_a_row_that_is_being_read_ahead_is_waited_for_and_read_once(tmp_path):

@@ -57,6 +57,46 @@ def test_binding_or_training_a_group_does_not_free_its_slot():
     assert s.admissible() == 2
 
 
+def test_A2_A11_finished_groups_that_a_paused_trainer_leaves_hold_new_ones_back_and_none_is_lost():
+    s = scheduler(batch=1000, staleness=1)
+    groups = admit_all(s)
+    assert groups == list(range(2000))
+    for number in reversed(groups):  # all end, nothing is trained: generation stands still instead of piling up
+        accept(s, number)
+        assert s.admissible() == 0
+    first, second = s.bind(), None
+    s.apply(first)
+    train_and_install(s, 0)
+    assert len(admit_all(s)) == 1000
+    second = s.bind()
+    s.apply(second)
+    assert sorted([*first.groups, *second.groups]) == groups
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_A3_submitted_groups_are_running_accepted_or_rejected_whatever_ends_how(seed):
+    """The room in the gate follows from these three counts alone: no number of ranks or engines scales it."""
+    rng = random.Random(seed)
+    engines = tuple(f"e{n}" for n in range(rng.randint(1, 4)))
+    s = scheduler(batch=3, staleness=2, rollouts=1000, engines=engines)
+    submitted = accepted = rejected = 0
+    for _ in range(300):
+        running = [n for n, group in s.open.items() if group.state.value == "admitted"]
+        move = rng.choice(["admit", "accept", "reject"])
+        if move == "admit" and s.admissible():
+            s.apply(s.admit(0, submitted))
+            submitted += 1
+        elif running and move == "accept":
+            accept(s, rng.choice(running))
+            accepted += 1
+        elif running and move == "reject":
+            s.apply(ev.Dropped(rng.choice(running), rng.choice(["filter", "aborted"])))
+            rejected += 1
+        running = [n for n, group in s.open.items() if group.state.value == "admitted"]
+        assert submitted == len(running) + accepted + rejected
+        assert s.admissible() == 9 - len(running) - accepted  # (2 + 1) x 3, nothing is trained here
+
+
 def test_a_slot_is_freed_when_the_slowest_engine_has_the_weights():
     s = scheduler(batch=2, staleness=0, engines=("e0", "e1"))
     accept(s, *admit_all(s))

@@ -3,6 +3,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -44,6 +45,7 @@ def test_a_mean_over_unequal_parts_is_the_mean_of_all():
 
 
 def test_what_was_not_measured_is_absent_and_steps_do_not_leak():
+    """U8."""
     metrics = Metrics()
     metrics.mean("train/kl_loss", 0.0, 0)
     metrics.count("rollout/dropped_groups", 0)
@@ -112,6 +114,7 @@ class StuckSink:
 
 
 def test_a_stuck_sink_loses_rows_and_says_how_many():
+    """U7: a tracker that does not answer costs rows of its own, never a moment of training."""
     stuck = StuckSink()
     sink = BackgroundSink(stuck, name="stuck", capacity=2)
     sink.write(0, {})
@@ -122,6 +125,23 @@ def test_a_stuck_sink_loses_rows_and_says_how_many():
     stuck.release.set()
     sink.close()
     assert stuck.steps == [0, 1, 2]
+
+
+def test_U7_a_tracker_that_takes_a_second_per_row_does_not_lengthen_a_step():
+    class Slow(MemorySink):
+        def write(self, step, values):
+            time.sleep(1.0)
+            super().write(step, values)
+
+    slow = Slow()
+    sink = BackgroundSink(slow, name="slow", close_timeout_s=0.1)
+    metrics, started = Metrics([sink]), time.monotonic()
+    for step in range(50):
+        metrics.gauge("train/lr", 1.0)
+        metrics.flush(step)
+    assert time.monotonic() - started < 0.5  # fifty rows; one alone would have taken a second
+    assert sink.dropped == 0
+    sink.close()
 
 
 def test_a_failing_sink_is_given_up_and_training_goes_on():

@@ -129,6 +129,19 @@ def test_tied_weights_are_given_once_and_exported_for_plain_transformers(tmp_pat
     assert all(torch.equal(p, weights[n]) for n, p in own.named_parameters())
 
 
+def test_R9_tied_weights_are_one_tensor_after_a_resume_too(tmp_path):
+    folder = _tied_folder(tmp_path / "tied")
+    backend = _train(opened(folder, optimizer=SPEC), range(2))
+    backend.save(tmp_path / "checkpoint")
+    resumed = opened(folder, optimizer=SPEC)
+    resumed.load(tmp_path / "checkpoint")
+    hf = resumed.model.hf
+    assert hf.lm_head.weight is hf.model.embed_tokens.weight
+    _train(backend, range(2, 4)), _train(resumed, range(2, 4))
+    for (name, whole), (_, tensor) in zip(backend.weights(), resumed.weights(), strict=True):
+        assert torch.equal(whole, tensor), name
+
+
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "qwen3_omni", "qwen3_vl"])
 def test_an_export_gives_plain_transformers_the_same_logits(base, tmp_path, kind):
     import transformers
