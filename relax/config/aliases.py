@@ -71,10 +71,6 @@ def parse_reporters(text: str) -> tuple[str, ...]:
     unknown = [name for name in names if name not in ("wandb", "tensorboard", "clearml", "none")]
     if unknown or not names:
         raise argparse.ArgumentTypeError(f"must be a list of wandb, tensorboard, clearml or none, got {text!r}")
-    if "clearml" in names:
-        raise argparse.ArgumentTypeError(
-            "clearml is known but not available in this version; use wandb or tensorboard"
-        )
     return names
 
 
@@ -94,7 +90,7 @@ ALIASES: Mapping[str, Alias] = {
     "micro_batch_size": Alias("--micro-batch-size", _positive),
     "epochs": Alias("--num-epoch", _positive),
     "output_dir": Alias("--save, --load and --tb-project-name"),
-    "report_to": Alias("--use-wandb, --use-tensorboard", parse_reporters),
+    "report_to": Alias("--use-wandb, --use-tensorboard, --use-clearml", parse_reporters),
     "tp_size": Alias("--tensor-model-parallel-size", _positive),
     "pp_size": Alias("--pipeline-model-parallel-size", _positive),
     "vit_tp_size": Alias("--vit-tp-size", _positive),

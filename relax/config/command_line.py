@@ -68,6 +68,10 @@ ELSEWHERE = {
     "async": "--fully-async, with --max-staleness",
     "eval-data": "--eval-prompt-data",
     "port": "--serve-port",
+    "wandb-key": "the environment variable WANDB_API_KEY (every user of the machine can read a command line)",
+    "disable-wandb-random-suffix": "always so: names of runs get no suffix; leave it out",
+    "wandb-always-use-train-step": "always so: rollout/step counts rollouts, eval/step the evaluated version; "
+    "leave it out",
 }
 EPILOG = (
     "Flags of Megatron (--num-layers, ...), SGLang (--sglang-*) and its router (--router-*) are accepted by name and "

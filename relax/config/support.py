@@ -82,11 +82,7 @@ _LATER = {
         normalize-bbox use-audio-in-video encode-max-workers deepeyes-qwen-vl-patch
     """,
     "the metrics service and alerts": """
-        use-metrics-service notify-urls use-clearml timeline-dump-dir
-    """,
-    "Weights & Biases options (its WANDB_* variables work)": """
-        wandb-mode wandb-key wandb-host wandb-team wandb-group wandb-run-id disable-wandb-random-suffix
-        wandb-always-use-train-step
+        use-metrics-service notify-urls timeline-dump-dir
     """,
     "profiling": """
         use-pytorch-profiler profile-step-start profile-step-end profile-target profile-with-stack

@@ -19,7 +19,7 @@ from relax.core.build import algorithm_options, tables
 from relax.core.critical_path import critical_path
 from relax.core.engine_keeper import EngineKeeper, EnginePool, KeeperSettings
 from relax.core.prompt_order import PromptOrder
-from relax.core.resume import Resumption, find_resumption, resume, set_results_aside, start_over
+from relax.core.resume import find_resumption, resume, set_results_aside, start_over
 from relax.core.run_folder import (
     RunFolder,
     add_facts,
@@ -29,6 +29,7 @@ from relax.core.run_folder import (
     result_folder,
     write_description,
 )
+from relax.core.sinks import make_sinks
 from relax.core.step_metrics import StepMetrics
 from relax.core.training_loop import LoopSettings, TrainingLoop
 from relax.distributed.checkpoint_service.base import WeightManifest
@@ -50,7 +51,6 @@ from relax.utils.errors import (
 )
 from relax.utils.http_utils import close_session
 from relax.utils.lock import RunLock
-from relax.utils.metrics import BackgroundSink, JsonlSink, Sink, TensorBoardSink, WandbSink
 from relax.utils.owned_folder import owned_folder, remove_abandoned
 from relax.utils.stacks import answering
 
@@ -287,7 +287,7 @@ async def make_loop(
     order = PromptOrder(rows, seed=config.rollout.rollout_seed, shuffle=config.rollout.rollout_shuffle)
     progress = Progress(num_rollouts, now=clock.now)
     metrics = StepMetrics(
-        make_sinks(config, folder, resumption),
+        make_sinks(config, folder, None if resumption is None else resumption.first),
         clock,
         on_step=progress.step,
         on_eval=lambda version, values: progress.message(eval_text(version, values)),
@@ -360,26 +360,6 @@ def keeper_settings(config: RunConfig) -> KeeperSettings:
         drain_timeout_s=cluster.scale_in_drain_timeout,
         shutdown_timeout_s=cluster.scale_in_shutdown_timeout,
     )
-
-
-def make_sinks(config: RunConfig, folder: RunFolder, resumption: Resumption | None) -> list[Sink]:
-    """Where metrics go; each in a thread of its own, so that none can hold up training."""
-    section = config.logging
-    sinks: list[Sink] = [BackgroundSink(JsonlSink(folder.metrics / "metrics.jsonl"), name="jsonl")]
-    if section.use_tensorboard:
-        root = Path(section.tb_project_name) if section.tb_project_name else folder.tensorboard
-        name = section.tb_experiment_name
-        first = None if resumption is None else resumption.first
-        sinks.append(BackgroundSink(TensorBoardSink(root / name if name else root, first), name="tensorboard"))
-    if section.use_wandb:
-        sink = WandbSink(
-            project=section.wandb_project or "relax",
-            name=config.cluster.run_name,
-            folder=Path(section.wandb_dir) if section.wandb_dir else folder.root,
-            config=config.values(),
-        )
-        sinks.append(BackgroundSink(sink, name="wandb"))
-    return sinks
 
 
 def eval_text(version: int, values: dict[str, float]) -> str:

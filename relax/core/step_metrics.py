@@ -121,6 +121,7 @@ class StepMetrics:
         metrics = self._metrics
         metrics.gauge("perf/step_s", seconds)
         metrics.gauge("perf/open_groups", len(scheduler.open))
+        metrics.gauge("perf/dropped_metrics", metrics.dropped)
         metrics.gauge("train/weight_version", scheduler.published)
         metrics.count("rollout/sampled_tokens", self._sampled)
         if seconds > 0:

@@ -9,6 +9,7 @@ others local files must exist. Rows behind them are checked when they are used, 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from relax.config.flags import nearest, option_name
 from relax.config.run import RunConfig
 from relax.entrypoints.machine_check import machine_notes, machine_problems
 from relax.entrypoints.model_check import checkpoint_notes, checkpoint_problems, model_problems
+from relax.entrypoints.tracker_check import installed, tracker_notes, tracker_problems
 from relax.utils.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def preflight(config: RunConfig) -> Findings:
     try:
         notes = check_data(config, rows, [*model_problems(config)])
         problems = [*checkpoint_problems(config, rows.digest)]
-        now = [*machine_problems(config)]
+        now = [*machine_problems(config), *tracker_problems(config, installed)]
         if config.cluster.dry_run:  # a dry run may describe a run of later, or of another machine
             notes += [f"would not start now: {problem}" for problem in now]
         else:
@@ -58,7 +60,7 @@ def preflight(config: RunConfig) -> Findings:
         if problems:
             raise ConfigError("\n".join(problems))
         notes += [*left_over(config, len(rows)), *checkpoint_notes(config), *machine_notes(config, len(rows))]
-        return Findings(len(rows), tuple(notes))
+        return Findings(len(rows), (*notes, *tracker_notes(config, os.environ)))
     finally:
         rows.close()
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
-"""Metrics: one table of names, a recorder that adds up exactly, and sinks that never hold training up.
+"""Metrics: one table of names and a recorder that adds up exactly. Where they go: `relax.utils.metric_sinks`.
 
 A name outside the table is an error; a metric that was not measured is absent, never zero. Means travel as
 (sum, count) and are divided once, when a step is flushed. `docs/metrics.md` is generated from the table.
@@ -7,19 +7,12 @@ A name outside the table is an error; a metric that was not measured is absent, 
 
 from __future__ import annotations
 
-import logging
-import queue
 import re
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from relax.utils.errors import ConfigError, InternalError
-from relax.utils.jsonl import JsonlWriter
-
-logger = logging.getLogger(__name__)
+from relax.utils.errors import InternalError
 
 Kind = Literal["mean", "gauge", "max", "count"]
 
@@ -193,6 +186,11 @@ class Metrics:
             sink.write(step, values)
         return values
 
+    @property
+    def dropped(self) -> int:
+        """Rows that sinks have lost so far."""
+        return sum(getattr(sink, "dropped", 0) for sink in self._sinks)
+
     def close(self) -> None:
         for sink in self._sinks:
             sink.close()
@@ -218,119 +216,6 @@ class MemorySink:
     def series(self, name: str) -> list[float]:
         """Values of one metric in step order, steps that did not measure it left out."""
         return [values[name] for _, values in self.rows if name in values]
-
-
-class JsonlSink:
-    """`{"step": r, "rollout/reward/mean": ...}`, one line a step, flushed."""
-
-    def __init__(self, path: Path) -> None:
-        self._writer = JsonlWriter(path)
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        self._writer.write({"step": step, **values})
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class TensorBoardSink:
-    """Event files in `folder`, written by tensorboard itself: no torch in the process that logs.
-
-    A run that goes on at step `resumed_at` lets readers forget what an earlier file says about that step and later.
-    """
-
-    def __init__(self, folder: Path, resumed_at: int | None = None) -> None:
-        try:
-            from tensorboard.compat.proto import event_pb2
-            from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ImportError as error:
-            raise ConfigError(
-                f"--use-tensorboard needs the package tensorboard ({error}); install it or pass --no-use-tensorboard"
-            ) from error
-        event: Any = event_pb2  # its classes are made at run time
-        self._event, self._summary = event.Event, Summary
-        self._writer = EventFileWriter(str(folder))
-        if resumed_at is not None:
-            start = event.SessionLog(status=event.SessionLog.START)
-            self._writer.add_event(event.Event(step=resumed_at, session_log=start))
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        import time  # an event's wall time is an observation: nothing is ordered by it
-
-        scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars)))
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class WandbSink:
-    """Weights & Biases, offline or online as its own environment says."""
-
-    def __init__(self, *, project: str, name: str | None, folder: Path, config: Mapping[str, Any]) -> None:
-        try:
-            import wandb  # pyright: ignore[reportMissingImports]
-        except ImportError as error:
-            raise ConfigError(
-                f"--use-wandb needs the package wandb ({error}): pip install 'relax-rl[wandb]'"
-            ) from error
-        folder.mkdir(parents=True, exist_ok=True)
-        self._run = wandb.init(project=project, name=name, dir=str(folder), config=dict(config))
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class BackgroundSink:
-    """Runs a sink on its own thread. A full queue loses rows, counted; a failing sink is given up, logged once."""
-
-    def __init__(self, sink: Sink, *, name: str, capacity: int = 1024, close_timeout_s: float = 10.0) -> None:
-        self.name = name
-        self.dropped = 0
-        self.error: Exception | None = None
-        self._sink = sink
-        self._close_timeout_s = close_timeout_s
-        self._queue: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(capacity)
-        self._thread = threading.Thread(target=self._run, name=f"metrics-{name}", daemon=True)
-        self._thread.start()
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        if self.error is not None:
-            self.dropped += 1
-            return
-        try:
-            self._queue.put_nowait((step, dict(values)))
-        except queue.Full:
-            self.dropped += 1
-            logger.warning("metrics row dropped sink=%s step=%d dropped=%d", self.name, step, self.dropped)
-
-    def close(self) -> None:
-        """Write what is queued, for at most `close_timeout_s` seconds."""
-        if not self._thread.is_alive():
-            return
-        try:
-            self._queue.put(None, timeout=self._close_timeout_s)
-        except queue.Full:
-            logger.warning("metrics sink does not drain sink=%s rows=%d", self.name, self._queue.qsize())
-            return
-        self._thread.join(self._close_timeout_s)
-        if self._thread.is_alive():
-            logger.warning("metrics sink still busy at exit sink=%s", self.name)
-
-    def _run(self) -> None:
-        try:
-            while (row := self._queue.get()) is not None:
-                self._sink.write(*row)
-            self._sink.close()
-        except Exception as error:  # whatever a tracker raises must not reach training: the log and `error` are told
-            self.error = error
-            logger.error("metrics sink failed, its rows are dropped from now on sink=%s error=%r", self.name, error)
 
 
 def markdown_table(specs: Iterable[MetricSpec] = TABLE) -> str:

@@ -32,8 +32,7 @@ def metrics_page() -> str:
 Every number that Relax logs, from the table in `relax/utils/metrics.py`. A metric that was not measured in a step is
 absent. Means travel as (sum, count) and are divided once a step, so they are means over all samples or tokens,
 whatever the number of ranks and micro-batches. Where they go: `metrics/metrics.jsonl` in the run folder always,
-TensorBoard unless `--no-use-tensorboard`, Weights & Biases with `--use-wandb`. No sink can hold training up: each has
-its own thread and a bounded queue, and rows that a slow one loses are counted in `perf/dropped_metrics`.
+TensorBoard unless `--no-use-tensorboard`, Weights & Biases and ClearML on request ([monitoring.md](monitoring.md)).
 
 {metrics.markdown_table()}
 """

@@ -14,12 +14,29 @@ class LoggingConfig(Section):
 
     use_tensorboard: bool = flag(True, help="Write TensorBoard files.")
     tb_project_name: str | None = flag(
-        None, help="Folder of TensorBoard files.", shown="tensorboard below the run folder"
+        None,
+        help="Folder of TensorBoard files, and the project in ClearML.",
+        shown="tensorboard below the run folder; project relax",
     )
-    tb_experiment_name: str | None = flag(None, help="Name of the run below that folder.", shown="run_name")
-    use_wandb: bool = flag(False, help="Log to Weights & Biases.")
+    tb_experiment_name: str | None = flag(
+        None, help="Name of the run: below that folder, in Weights & Biases and in ClearML.", shown="run_name"
+    )
+    use_wandb: bool = flag(False, help="Send metrics to Weights & Biases (extra: wandb).")
+    wandb_mode: str | None = flag(
+        None,
+        choices=("online", "offline", "disabled"),
+        help="Send rows, or keep them for `wandb sync`.",
+        shown="WANDB_MODE, else online where a key is found and offline where none is",
+    )
     wandb_project: str | None = flag(None, help="Project there.", shown="relax")
+    wandb_team: str | None = flag(None, help="Team (entity) there.", shown="that of the key")
+    wandb_group: str | None = flag(None, help="Group of runs there.")
+    wandb_run_id: str | None = flag(
+        None, help="Run there that this one goes on in.", shown="a new one, which a resume in the same folder keeps"
+    )
+    wandb_host: str | None = flag(None, help="Address of the server.", shown="WANDB_BASE_URL, else api.wandb.ai")
     wandb_dir: str | None = flag(None, help="Folder of its files.", shown="the run folder")
+    use_clearml: bool = flag(False, help="Send metrics to ClearML (extra: clearml); without keys they are kept.")
     log_passrate: bool = flag(False, help="Log pass@k of evaluations.")
     dump_details: str | None = flag(
         None,

@@ -103,7 +103,6 @@ def test_parallel_sizes_become_megatron_flags() -> None:
         ("--algorithm XYZ", "--algorithm: must be one of grpo, dr_grpo, gspo"),
         ("--train_mode sync", "--train_mode: must be colocate or fully_async, got 'sync'"),
         ("--report_to mlflow", "--report_to: must be a list of wandb, tensorboard, clearml or none"),
-        ("--report_to clearml", "clearml is known but not available"),
         ("--multimodal_keys text,smell", "a list of text, image, audio, video, got 'text,smell'"),
         ("--num_rollouts 0", "--num_rollouts: must be >= 1, got 0"),
         (
@@ -135,10 +134,10 @@ def test_explicit_folders_win_over_the_output_folder() -> None:  # C9
 
 
 def test_reporters_are_added_and_none_switches_off() -> None:  # C10
-    both = parse(f"{SHORT} --report_to wandb,tensorboard").logging
+    both = parse(f"{SHORT} --report_to wandb,clearml").logging
     none = parse(f"{SHORT} --report_to none").logging
-    assert (both.use_wandb, both.use_tensorboard) == (True, True)
-    assert (none.use_wandb, none.use_tensorboard) == (False, False)
+    assert (both.use_wandb, both.use_clearml, both.use_tensorboard) == (True, True, True)
+    assert (none.use_wandb, none.use_clearml, none.use_tensorboard) == (False, False, False)
 
 
 def test_engines_are_counted_and_not_cards() -> None:  # C2

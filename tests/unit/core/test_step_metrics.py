@@ -140,3 +140,13 @@ def test_the_clock_of_a_step_needs_no_event_loop():
     with pytest.raises(RuntimeError):
         asyncio.get_running_loop()
     assert one_step()[0]["perf/step_s"] == 8.0
+
+
+def test_rows_that_a_tracker_lost_are_a_metric_of_the_next_step():
+    class Lossy(MemorySink):
+        dropped = 3
+
+    clock, sink = Hands(), Lossy()
+    metrics = StepMetrics([sink, MemorySink()], clock)
+    metrics.finish_step(0, Scheduler(GateSettings(2, 1, 5)))
+    assert sink.series("perf/dropped_metrics") == [3.0]
