@@ -70,9 +70,12 @@ def entry(action: argparse.Action) -> dict[str, Any]:
     if action.nargs not in (None, 0):
         made["nargs"] = action.nargs
     if action.choices is not None:
-        made["choices"] = [choice.name if isinstance(choice, enum.Enum) else choice for choice in action.choices]
+        choices = [choice.name if isinstance(choice, enum.Enum) else choice for choice in action.choices]
+        made["choices"] = sorted(choices, key=str)  # some parsers list theirs in another order each time
     default = action.default.name if isinstance(action.default, enum.Enum) else action.default
-    if isinstance(default, (str, int, float)) and not isinstance(default, bool) and default != argparse.SUPPRESS:
+    if isinstance(default, (list, tuple)) and default:
+        made["default"] = list(default)
+    elif isinstance(default, (str, int, float)) and not isinstance(default, bool) and default != argparse.SUPPRESS:
         made["default"] = default
     return made
 

@@ -20,7 +20,6 @@ from relax.config.external.tables import ExternalFlag, ExternalFlags
 # architecture flags that no key of config.json answers
 DESCRIBING = (
     "max-position-embeddings",
-    "moe-router-load-balancing-type",
     "make-vocab-size-divisible-by",
     "rotary-interleaved",
 )

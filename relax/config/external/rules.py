@@ -40,6 +40,7 @@ FSDP_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "sequence-parallel": (True,),  # splits activations of tensor-parallel ranks, of which there is one
     "attention-dropout": (0.0,),
     "hidden-dropout": (0.0,),
+    "moe-router-load-balancing-type": ("none", "aux_loss", "seq_aux_loss", "global_aux_loss"),  # losses of weight 0
     "moe-aux-loss-coeff": (0.0,),
     "moe-z-loss-coeff": (0.0,),
     "moe-router-bias-update-rate": (0.0,),
@@ -83,6 +84,8 @@ ROUTER_OWN: Mapping[str, str] = {
     "port": "the router's own port",
     "prometheus-port": "a free port of its own",
 }
+
+ROUTER_OFF = "retry-"  # retries are off: --rollout-failure-policy decides what is tried again
 
 # SGLang flags that Relax has under its own name
 SGLANG_MAPPED: Mapping[str, str] = {
@@ -202,6 +205,6 @@ def _sglang(flag: ExternalFlag, backends: Backends) -> Verdict:
 def _router(flag: ExternalFlag, backends: Backends) -> Verdict:
     if flag.name in ROUTER_OWN:
         return _refused(f"{flag} is set by Relax: use {ROUTER_OWN[flag.name]}")
-    if flag.name.startswith("retry-"):
+    if flag.name.startswith(ROUTER_OFF):
         return _refused(f"{flag}: the router does not retry, for --rollout-failure-policy decides; leave it out")
     return PASSES if backends.router else _idle("with --inline, which has no router")

@@ -4,63 +4,66 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+from enum import Enum
 from typing import Any
 
 import pytest
 
-from relax.config.external.tables import table, version
+from relax.config.external.tables import PREFIXES, read_table, table, version
+from scripts.tools.make_external_tables import PARSERS, entries, text
 
-REAL = {"int": int, "float": float}
-
-
-def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """{name: action} of long spellings; the `--no-` form of a boolean belongs to its name."""
-    found = {}
-    for action in parser._actions:
-        words = [word for word in action.option_strings if word.startswith("--") and word != "--help"]
-        for word in words[:1] if isinstance(action, argparse.BooleanOptionalAction) else words:
-            found[word.removeprefix("--")] = action
-    return found
+MODULES = {"megatron": "megatron.training", "sglang": "sglang", "router": "sglang_router"}
 
 
-def kind(action: argparse.Action) -> str:
-    if isinstance(action, argparse.BooleanOptionalAction):
-        return "boolean"
-    if action.nargs == 0:
-        return "switch"
-    return {int: "int", float: "float"}.get(action.type, "str")  # type: ignore[arg-type]
+@pytest.mark.parametrize("name", MODULES)
+def test_a_table_is_that_of_the_installed_package(name: str) -> None:
+    """Names, types, choices and defaults. Flags of older releases stay."""
+    pytest.importorskip(MODULES[name])
+    parser, release = PARSERS[name]()
+    if release != version(name):
+        pytest.skip(f"{name} {release} is installed, the table describes {version(name)}")
+    real = entries(parser, PREFIXES[name])
+    known = {flag: without_meaning(entry) for flag, entry in table(name).items() if "until" not in entry}
+    assert sorted(known.keys() ^ real.keys()) == []
+    assert {flag: entry for flag, entry in known.items() if entry != real[flag]} == {}
 
 
-def differences(name: str, parser: argparse.ArgumentParser) -> list[str]:
-    """Flags that only one side has, or of another type."""
-    real = options(parser)
-    known = {flag: entry for flag, entry in table(name).items() if "until" not in entry}
-    lines = [f"only in the table: {flag}" for flag in sorted(known.keys() - real.keys())]
-    for flag, action in sorted(real.items()):
-        if flag not in known:
-            lines.append(f"only in the package: {flag}")
-        elif kind(action) != known[flag]["type"]:
-            lines.append(f"{flag}: {kind(action)} in the package, {known[flag]['type']} in the table")
-    return lines
+def without_meaning(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key != "meaning"}
 
 
-def package(module: str, name: str) -> Any:
-    found = pytest.importorskip(module)
-    if getattr(found, "__version__", version(name)) != version(name):
-        pytest.skip(f"{module} {found.__version__} is installed, the table describes {version(name)}")
-    return found
+@pytest.mark.parametrize("name", MODULES)
+def test_a_file_has_the_form_that_the_tool_writes(name: str) -> None:
+    content = read_table(name)
+    assert list(content) == sorted(content)
+    lines = text(content).splitlines()
+    assert len(lines) == len(content) + 2
+    assert lines[1].startswith('  "": {"version": ')
 
 
-def test_the_router_table_is_that_of_the_installed_router() -> None:
-    package("sglang_router", "router")
+class Kernel(Enum):
+    fast = 1
+    slow = 2
+
+
+def test_the_tool_reads_names_types_choices_and_defaults() -> None:
     parser = argparse.ArgumentParser()
-    importlib.import_module("sglang_router.router_args").RouterArgs.add_cli_args(parser)
-    assert differences("router", parser) == []
-
-
-def test_the_sglang_table_is_that_of_the_installed_sglang() -> None:
-    package("sglang", "sglang")
-    parser = argparse.ArgumentParser()
-    importlib.import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
-    assert differences("sglang", parser) == []
+    parser.add_argument("--width", "-w", type=int, default=3)
+    parser.add_argument("--rate", type=float, default=0.5)
+    parser.add_argument("--names", nargs="+", default=["a"])
+    parser.add_argument("--kernel", choices=list(Kernel), default=Kernel.fast)
+    parser.add_argument("--mode", choices=["a", "b"])
+    parser.add_argument("--no-rope", action="store_false", dest="rope")
+    parser.add_argument("--cache", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--lr", type=float)
+    parser.add_argument("--no-colocate", action="store_false")
+    assert entries(parser, "--") == {  # --lr and --no-colocate are Relax's own
+        "width": {"type": "int", "default": 3},
+        "rate": {"type": "float", "default": 0.5},
+        "names": {"type": "str", "nargs": "+", "default": ["a"]},
+        "kernel": {"type": "str", "choices": ["fast", "slow"], "default": "fast"},
+        "mode": {"type": "str", "choices": ["a", "b"]},
+        "no-rope": {"type": "switch"},
+        "cache": {"type": "boolean"},
+    }
+    assert "lr" in entries(parser, "--sglang-")
