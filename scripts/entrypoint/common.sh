@@ -26,6 +26,15 @@ note() {
    printf 'relax: %s\n' "$*" >&2
 }
 
+run() { # COMMAND...   told, and with DRY_RUN only told
+   printf '+ %s\n' "$*" >&2
+   [[ -n ${DRY_RUN:-} ]] || "$@"
+}
+
+has_gpu() { # prints 1 or 0
+   (($(cd -- "${RELAX_ROOT}" && "${PYTHON}" -m relax.entrypoints.ray_cluster cards) == 0)) && echo 0 || echo 1
+}
+
 # Every missing variable is told at once, each with what it is: require_env NAME=meaning ...
 require_env() {
    local pair name missing=()
