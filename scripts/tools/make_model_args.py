@@ -28,12 +28,32 @@ def model_file(config: Mapping[str, Any], name: str) -> str:
     """The text of the shell file. Raises ConfigError for a model type or a config.json that does not say enough."""
     known(config)
     facts = describe(config)
-    missing = [flag for flag in NEEDED if flag not in facts]
+    missing = missing_numbers(config)
     if missing:
         has = ", ".join(text_config(config))
         raise ConfigError(f"config.json does not tell --{', --'.join(missing)}; of the language model it has {has}")
     lines = [f"   {line}" for flag, fact in facts.items() for line in option(flag, fact)]
     return "\n".join([*header(name, untold(config)), "MODEL_ARGS=(", *lines, ")", ""])
+
+
+def missing_numbers(config: Mapping[str, Any]) -> list[str]:
+    """Flags without which there is no model."""
+    facts = describe(config)
+    return [flag for flag in NEEDED if flag not in facts]
+
+
+def with_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config.json that leaves numbers out, with the defaults of its class where transformers is installed."""
+    if not missing_numbers(config) or "model_type" not in config:
+        return config
+    try:
+        from transformers import AutoConfig
+    except ImportError:
+        return config
+    try:
+        return AutoConfig.for_model(**config).to_dict()
+    except ValueError:
+        return config  # a class that this transformers does not have
 
 
 def header(name: str, left: list[str]) -> list[str]:
@@ -85,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
             raise ConfigError(f"{args.model} is neither a model folder with a config.json nor a file")
         config = json.loads(file.read_text("utf-8"))
         name = args.name or config.get("_name_or_path") or (path.name if path.is_dir() else path.stem)
-        text = model_file(config, name)
+        text = model_file(with_defaults(config), name)
     except (ConfigError, ValueError) as error:
         print(f"make_model_args: {error}", file=sys.stderr)
         return 2

@@ -187,13 +187,13 @@ def _positions(text: Config, family: Family | None) -> Facts:
         yield "mrope-section", Fact(tuple(section), "mrope_section")
     elif family:
         yield "use-rotary-position-embeddings", Fact(True, f"model_type = {text['model_type']}")
-    if kind == "llama3":
+    if kind == "llama3" and rope.get("factor") is not None:
         yield "use-rope-scaling", Fact(True, "rope_type = llama3")
         yield "rope-scaling-factor", Fact(float(rope["factor"]), "rope_scaling.factor")
     if "kv_lora_rank" in text:
         yield "rope-type", Fact("yarn" if kind == "yarn" else "rope", f"rope_type = {kind}")
         for flag, key in YARN.items() if kind == "yarn" else ():
-            if key in rope:
+            if rope.get(key) is not None:
                 yield flag, Fact(float(rope[key]), f"rope_scaling.{key}")
 
 
@@ -283,8 +283,7 @@ def _experts(text: Config, family: Family | None) -> Facts:
         width = shared * found["moe-ffn-hidden-size"].value
         yield "moe-shared-expert-intermediate-size", Fact(width, f"{shared} shared experts x moe_intermediate_size")
     if (text.get("n_group") or 1) > 1:
-        yield "moe-router-num-groups", Fact(text["n_group"], "n_group")
-        yield "moe-router-group-topk", Fact(text["topk_group"], "topk_group")
+        yield from _numbers(text, {"moe-router-num-groups": ("n_group",), "moe-router-group-topk": ("topk_group",)})
     layers = _expert_layers(text)
     if layers:
         yield "moe-layer-freq", layers

@@ -90,6 +90,14 @@ def test_a_dry_run_prints_json_and_starts_nothing(work: Path, capsys: pytest.Cap
     assert not (work / "out").exists()
 
 
+def test_a_dry_run_shows_the_architecture_that_follows_from_the_model(work: Path, capsys) -> None:
+    assert main([*argv(), "--num-layers", "2", "--dry-run"]) == 0
+    assert json.loads(capsys.readouterr().out)["architecture"] == {"--num-layers": {"value": 2, "origin": "flag"}}
+    assert main([*argv(), "--dry-run"]) == 0
+    derived = {"--num-layers": {"value": 2, "origin": "config.json: num_hidden_layers"}}
+    assert json.loads(capsys.readouterr().out)["architecture"] == derived
+
+
 def test_a_dry_run_of_the_short_form_shows_what_became_of_it(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = "--model_name_or_path model --dataset_name prompts.jsonl --multimodal_keys text,image --epochs 7 --dry-run"
     assert main([*short.split(), "--rollout-batch-size", "10", "--n-samples-per-prompt", "2"]) == 0
