@@ -49,7 +49,8 @@ def model_problems(config: RunConfig) -> Iterator[str]:
     if not problems and config.rollout.rollout_backend == "sglang":
         problems += _servable_problem(folder)
     yield from problems
-    if not any(path.suffix in WEIGHT_SUFFIXES for path in folder.iterdir()):
+    fetched_later = folder.parent.name == "snapshots"  # of the hub's cache, see `relax.data.hub`
+    if not fetched_later and not any(path.suffix in WEIGHT_SUFFIXES for path in folder.iterdir()):
         yield f"--hf-checkpoint {name} holds no weights (*.safetensors): was the download cut short?"
 
 

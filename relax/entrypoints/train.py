@@ -7,6 +7,7 @@ second.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -23,19 +24,26 @@ from relax.config.external.architecture import architecture
 from relax.config.files import check_files
 from relax.config.report import dry_run_report
 from relax.config.run import RunConfig, parse_args
+from relax.data.hub import Hub
 from relax.entrypoints.hooks import check_hooks
-from relax.entrypoints.preflight import Findings, first_row, preflight
+from relax.entrypoints.hub_names import fetch_weights, local_first_row, with_local_names
+from relax.entrypoints.preflight import Findings, preflight
 from relax.utils.errors import RelaxError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The process's exit code. Errors that Relax raises on purpose are told without a traceback."""
     try:
-        config = parse_args(argv, first_row=first_row)
+        hub = Hub()
+        given = parse_args(argv, first_row=functools.partial(local_first_row, hub))
+        config = with_local_names(given, hub)
         check_files(config)
         check_hooks(config)
         findings = preflight(config)
-        return report(config, findings) if config.cluster.dry_run else start(config, findings)
+        if config.cluster.dry_run:
+            return report(config, findings)
+        fetch_weights(given, hub)
+        return start(config, findings)
     except RelaxError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code

@@ -49,8 +49,8 @@ def argv(**changes: str | None) -> list[str]:
     return [*words, "--apply-chat-template"]
 
 
-def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+def run(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | variables
     return subprocess.run([sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True)
 
 
@@ -148,8 +148,16 @@ def test_wrong_input_ends_with_two_and_a_message(name: str, work: Path, capsys: 
     assert text in captured.err
 
 
-def test_a_hub_name_is_left_to_the_loader(work: Path) -> None:
-    assert main([*argv(hf_checkpoint="Qwen/Qwen3-4B"), "--dry-run"]) == 0
+def test_a_dry_run_describes_a_model_of_a_hub_that_cannot_be_asked(work: Path) -> None:
+    environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(work / "cache"), "PYTHONPATH": str(ROOT)}
+    words = argv(hf_checkpoint="Qwen/Qwen3-0.6B")
+    dry = run("-m", "relax.entrypoints.train", *words, "--dry-run", cwd=work, **environment)
+    assert dry.returncode == 0
+    (note,) = [note for note in json.loads(dry.stdout)["notes"] if "Hub" in note]
+    assert note.startswith("would not start now: --hf-checkpoint Qwen/Qwen3-0.6B is neither a folder here nor a model")
+    start = run("-m", "relax.entrypoints.train", *words, cwd=work, **environment)
+    assert (start.returncode, start.stdout) == (5, "")
+    assert "The hub cannot be asked" in start.stderr
 
 
 def test_a_reward_may_be_named_by_the_rows(work: Path) -> None:
