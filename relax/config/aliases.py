@@ -27,6 +27,8 @@ CONFUSING_TEXT = (
     "--num_rollouts N is the number of inference engines"
 )
 
+DISTILLATION = "distillation"  # no estimator: on-policy distillation on top of one, GRPO unless another is given
+
 # used when the alias form leaves them open: {values: unless one of these is given}
 ALIAS_DEFAULTS: tuple[tuple[dict[str, int], tuple[str, ...]], ...] = (
     (
@@ -53,14 +55,12 @@ def _positive(text: str) -> int:
 
 
 def parse_algorithm(text: str) -> str:
-    """An estimator's name in any case."""
+    """An estimator's name, or distillation, in any case."""
     name = text.lower().replace("-", "_")
-    if name == "distillation":
-        raise argparse.ArgumentTypeError(
-            "Distillation is on-policy distillation on top of GRPO, known but not available in this version"
-        )
+    if name == DISTILLATION:
+        return name
     if name not in ESTIMATORS and name not in LATER:
-        known = ", ".join((*ESTIMATORS, *LATER, "distillation"))
+        known = ", ".join((*ESTIMATORS, *LATER, DISTILLATION))
         raise argparse.ArgumentTypeError(f"must be one of {known} (any case), got {text!r}")
     return name
 
@@ -84,7 +84,7 @@ ALIASES: Mapping[str, Alias] = {
     "model_name_or_path": Alias("--hf-checkpoint"),
     "dataset_name": Alias("--prompt-data"),
     "multimodal_keys": Alias("--multimodal-keys", parse_media_keys),
-    "algorithm": Alias("--advantage-estimator", parse_algorithm),
+    "algorithm": Alias("--advantage-estimator; Distillation: --use-opd", parse_algorithm),
     "train_mode": Alias("--fully-async or --colocate, with --max-staleness", parse_mode),
     "num_rollouts": Alias("inference engines: --rollout-num-gpus / --rollout-num-gpus-per-engine", _positive),
     "micro_batch_size": Alias("--micro-batch-size", _positive),
@@ -102,7 +102,6 @@ SAME_VALUE = {
     "model_name_or_path": "hf_checkpoint",
     "dataset_name": "prompt_data",
     "multimodal_keys": "multimodal_keys",
-    "algorithm": "advantage_estimator",
     "micro_batch_size": "micro_batch_size",
     "epochs": "num_epoch",
 }
@@ -143,6 +142,8 @@ def expand(aliases: Mapping[str, Any], target: Expansion, machine: Machine) -> N
     for alias, name in SAME_VALUE.items():
         if alias in aliases:
             target.put(alias, name, aliases[alias])
+    if "algorithm" in aliases:
+        _algorithm(aliases["algorithm"], target)
     if "train_mode" in aliases:
         _mode(aliases["train_mode"], target)
     if "output_dir" in aliases:
@@ -167,6 +168,14 @@ def _defaults(target: Expansion) -> None:
         if not target.given.keys() & set(unless):
             target.given.update(values)
             target.origins.update(dict.fromkeys(values, "alias form"))
+
+
+def _algorithm(name: str, target: Expansion) -> None:
+    if name == DISTILLATION:
+        target.put("algorithm", "advantage_estimator", "grpo", explicit_wins=True)
+        target.put("algorithm", "use_opd", True)
+    else:
+        target.put("algorithm", "advantage_estimator", name)
 
 
 def _mode(mode: str, target: Expansion) -> None:

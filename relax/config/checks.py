@@ -267,6 +267,11 @@ def kl(config: RunConfig) -> Iterator[str]:
         yield "--ref-update-interval has no effect without a KL term (--use-kl-loss)"
 
 
+def distillation(config: RunConfig) -> Iterator[str]:
+    if config.algorithm.use_opd and config.algorithm.teacher_hf_checkpoint is None:
+        yield "--use-opd needs a teacher: add --teacher-hf-checkpoint, the folder (or hub name) of its model"
+
+
 def corrections(config: RunConfig) -> Iterator[str]:
     algorithm = config.algorithm
     if algorithm.use_rollout_logprobs and algorithm.use_tis:
@@ -416,6 +421,7 @@ RULES: tuple[Rule, ...] = (
     sampling,
     lengths,
     kl,
+    distillation,
     corrections,
     optimizer,
     evaluation,

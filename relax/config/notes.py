@@ -40,6 +40,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     ),
     "tb_project_name": ("use_tensorboard", "use_clearml"),
     "tb_experiment_name": ("use_tensorboard", "use_wandb", "use_clearml"),
+    "teacher_hf_checkpoint": ("use_opd",),
     "log_passrate": ("eval_interval",),
     "partial_rollout_max_aborted_count": ("partial_rollout",),
     "mask_offpolicy_in_partial_rollout": ("partial_rollout",),
@@ -110,6 +111,9 @@ def _batches(config: RunConfig) -> Iterator[str]:
 
 
 def _engines(config: RunConfig) -> Iterator[str]:
+    if config.origin("rollout_num_gpus") == "alias --num_rollouts":
+        engines = config.num_engines
+        yield f"--num_rollouts is the number of inference engines ({engines}); --num-rollout is that of rounds"
     if config.rollout.sglang_python is not None and config.rollout.rollout_backend != "sglang":
         yield "--sglang-python has no effect with --rollout-backend native"
     if config.rollout.rollout_dtype != config.train.train_dtype:

@@ -35,6 +35,7 @@ from relax.config.sections import (
     RolloutConfig,
     TrainConfig,
 )
+from relax.config.support import NOT_STARTED
 from relax.config.view import HookArgs
 from relax.utils.errors import ConfigError, InternalError
 
@@ -95,9 +96,16 @@ class RunConfig:
         return HookArgs(external | self.values() | dict(self.custom))
 
     @property
+    def not_started(self) -> tuple[str, ...]:
+        """Why no run can start with this configuration yet, though it is complete and checked."""
+        given = [name for name in NOT_STARTED if self.value(name) != self.usual_value(name)]
+        return tuple(f"{spelled(self, name)} cannot run yet: {NOT_STARTED[name]}" for name in given)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What is allowed and worth knowing."""
-        return (*self.input_notes, *notes(self))
+        later = (f"would not start now: {problem}" for problem in self.not_started)
+        return (*self.input_notes, *later, *notes(self))
 
     # ------------------------------------------------------------------ batches
 
@@ -218,6 +226,12 @@ class RunConfig:
         if self.old_log_probs != "old":
             return None
         return "actor_fwd" if self.cluster.fully_async else "actor"
+
+
+def spelled(config: RunConfig, name: str) -> str:
+    """A flag as the user wrote it: an alias may stand for it."""
+    origin = config.origin(name)
+    return origin.removeprefix("alias ") if origin.startswith("alias --") else option_name(name)
 
 
 def resolved(value: int | None) -> int:

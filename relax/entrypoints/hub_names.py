@@ -8,9 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from relax.config.flags import option_name
 from relax.config.frozen import FrozenDict
-from relax.config.run import RunConfig
+from relax.config.run import RunConfig, spelled
 from relax.data.hub import Hub, names_a_dataset, names_a_model
 from relax.entrypoints.preflight import first_row
 from relax.utils.errors import InfrastructureError, RelaxError
@@ -38,10 +37,10 @@ def _with_local_names(config: RunConfig, hub: Hub) -> RunConfig:
     for name in MODELS:
         value = config.value(name)
         if value is not None and names_a_model(value):
-            changed[name] = str(_named(_spelled(config, name), hub.model, value))
+            changed[name] = str(_named(spelled(config, name), hub.model, value))
     data = config.data.prompt_data
     if data is not None and names_a_dataset(data):
-        changed["prompt_data"] = _named(_spelled(config, "prompt_data"), hub.dataset, data)
+        changed["prompt_data"] = _named(spelled(config, "prompt_data"), hub.dataset, data)
     if not changed:
         return config
     origins = {name: f"{config.origin(name)}, {config.value(name)} of the Hugging Face Hub" for name in changed}
@@ -60,18 +59,12 @@ def fetch_weights(given: RunConfig, hub: Hub) -> None:
         value = given.value(name)
         if value is not None and names_a_model(value):
             print(f"fetching the weights of {value} unless they are in the cache", file=sys.stderr, flush=True)
-            _named(_spelled(given, name), hub.weights, value)
+            _named(spelled(given, name), hub.weights, value)
 
 
 def local_first_row(hub: Hub, spec: str) -> Mapping[str, Any]:
     """`first_row` of a data set that may be named by its hub name."""
     return first_row(_named("--prompt-data", hub.dataset, spec))
-
-
-def _spelled(config: RunConfig, name: str) -> str:
-    """The flag as the user wrote it: an alias may stand for it."""
-    origin = config.origin(name)
-    return origin.removeprefix("alias ") if origin.startswith("alias --") else option_name(name)
 
 
 def _named(flag: str, find: Callable[[str], T], value: str) -> T:

@@ -93,3 +93,9 @@ class AlgorithmConfig(Section):
         help="Take the engines' log-probs as the old policy.",
         shown="on when samples may be stale and nothing else corrects it",
     )
+    use_opd: bool = flag(
+        False, help="On-policy distillation: sampled tokens are also drawn to the log-probs of a teacher."
+    )
+    teacher_hf_checkpoint: str | None = flag(
+        None, help="Hugging Face folder (or hub name) of the teacher of --use-opd; its vocabulary is the model's."
+    )

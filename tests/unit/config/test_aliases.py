@@ -99,7 +99,7 @@ def test_parallel_sizes_become_megatron_flags() -> None:
         ("--num_nodes 1", "give --train_nodes and --rollout_nodes"),
         ("--vit_tp_size 2", "--vit_tp_size other than --tp_size is known but not available"),
         ("--algorithm GSPO", "--advantage-estimator gspo is known but not available"),
-        ("--algorithm Distillation", "on-policy distillation on top of GRPO, known but not available"),
+        ("--algorithm Distillation", "--use-opd needs a teacher: add --teacher-hf-checkpoint"),
         ("--algorithm XYZ", "--algorithm: must be one of grpo, dr_grpo, gspo"),
         ("--train_mode sync", "--train_mode: must be colocate or fully_async, got 'sync'"),
         ("--report_to mlflow", "--report_to: must be a list of wandb, tensorboard, clearml or none"),
@@ -115,6 +115,21 @@ def test_a_wrong_alias_is_an_error(text: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(f"{SHORT} {text}")
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("spelling", ["Distillation", "distillation"])
+def test_distillation_is_a_teacher_on_top_of_grpo_and_cannot_run_yet(spelling: str) -> None:  # C5
+    config = parse(f"{SHORT} --algorithm {spelling} --teacher-hf-checkpoint teacher")
+    assert (config.algorithm.advantage_estimator, config.algorithm.use_opd) == ("grpo", True)
+    assert config.origin("use_opd") == "alias --algorithm"
+    (reason,) = config.not_started
+    assert reason.startswith("--algorithm cannot run yet: on-policy distillation needs a teacher's log-probs")
+    assert f"would not start now: {reason}" in config.notes
+
+
+def test_the_number_of_engines_is_said_to_be_no_number_of_rounds() -> None:
+    text = "--num_rollouts is the number of inference engines (3); --num-rollout is that of rounds"
+    assert text in parse(f"{SHORT} --num_rollouts 3").notes
 
 
 def test_colocate_is_strictly_on_policy() -> None:  # C6

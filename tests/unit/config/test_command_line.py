@@ -54,7 +54,7 @@ def test_rounds_and_engines_are_told_apart(word: str) -> None:  # C2
         ("--sft-predict-interval", "SFT"),
         ("--genrm-model-path", "GenRM judges"),
         ("--use-agentic-rollout", "agentic rollout"),
-        ("--use-opd", "on-policy distillation"),
+        ("--opd-type", "on-policy distillation"),
         ("--critic-lr", "PPO and its critic"),
         ("--use-metrics-service", "the metrics service"),
         ("--no-use-metrics-service", "the metrics service"),

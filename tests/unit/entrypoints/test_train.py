@@ -185,3 +185,12 @@ def test_a_reader_that_stops_early_is_no_error(work: Path) -> None:
     command = f"{sys.executable} {ROOT / 'train.py'} {' '.join(argv())} --dry-run | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=work, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
+
+
+def test_distillation_is_shown_and_not_started(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*argv(), "--algorithm", "Distillation", "--teacher-hf-checkpoint", "model"]
+    assert main([*words, "--dry-run"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["config"]["algorithm"]["use_opd"] == {"value": True, "origin": "alias --algorithm"}
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("ConfigError: --algorithm cannot run yet: on-policy distillation")
