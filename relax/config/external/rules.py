@@ -41,6 +41,7 @@ FSDP_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention-dropout": (0.0,),
     "hidden-dropout": (0.0,),
     "moe-router-load-balancing-type": ("none", "aux_loss", "seq_aux_loss", "global_aux_loss"),  # losses of weight 0
+    "moe-token-drop-policy": ("probs", "position"),  # none is dropped without a capacity
     "moe-aux-loss-coeff": (0.0,),
     "moe-z-loss-coeff": (0.0,),
     "moe-router-bias-update-rate": (0.0,),

@@ -14,6 +14,7 @@ from relax.config.external.describe import FAMILIES, ORDER, describe, model_type
 from relax.config.external.tables import table
 from relax.config.machine import Machine
 from relax.config.run import parse_args
+from relax.utils.errors import ConfigError
 from scripts.tools.make_model_args import main, model_file
 
 ROOT = Path(__file__).parents[3]
@@ -147,39 +148,16 @@ class TestTool:
         assert main([str(self.folder(tmp_path, _name_or_path=None))]) == 0
         assert "\n# my-model: architecture flags" in capsys.readouterr().out
 
-    def test_numbers_that_a_configuration_leaves_out_are_those_of_its_class(self, tmp_path, capsys) -> None:
-        """LLaVA 1.5: the text part names its vocabulary and an epsilon, the rest is Llama's own default (7B)."""
-        text = {"model_type": "llama", "vocab_size": 32064, "rms_norm_eps": 1e-05}
-        llava = {"_name_or_path": "llava", "model_type": "llava", "text_config": text, "tie_word_embeddings": False}
-        (tmp_path / "config.json").write_text(json.dumps(llava))
-        assert main([str(tmp_path)]) == 0
-        words = capsys.readouterr().out.split("MODEL_ARGS=(")[1].split()
-        for flag, value in {
-            "--num-layers": "32",
-            "--hidden-size": "4096",
-            "--ffn-hidden-size": "11008",
-            "--num-attention-heads": "32",
-            "--vocab-size": "32064",
-            "--norm-epsilon": "1e-5",
-            "--rotary-base": "10000",
-        }.items():
-            assert words[words.index(flag) + 1] == value
-        assert "--group-query-attention" not in words
-        assert "--untie-embeddings-and-output-weights" in words
+    def test_a_model_type_that_is_not_known_is_an_error(self, tmp_path, capsys) -> None:
+        assert main([str(self.folder(tmp_path, model_type="gpt7"))]) == 2
+        assert "model_type 'gpt7' is not one whose architecture flags can be told" in capsys.readouterr().err
 
-    @pytest.mark.parametrize(
-        ("changes", "problem"),
-        [
-            ({"model_type": "gpt7"}, "model_type 'gpt7' is not one whose architecture flags can be told"),
-            (
-                {"model_type": "dots_ocr", "vocab_size": None},
-                "does not tell --vocab-size; of the language model it has",
-            ),
-        ],
-    )
-    def test_what_it_cannot_do_is_an_error(self, tmp_path, capsys, changes, problem) -> None:
-        assert main([str(self.folder(tmp_path, **changes))]) == 2
-        assert problem in capsys.readouterr().err
+    def test_a_configuration_that_does_not_say_enough_is_an_error(self) -> None:
+        config = {key: value for key, value in read("qwen3-0.6B").items() if key != "vocab_size"}
+        with pytest.raises(
+            ConfigError, match=r"does not tell --vocab-size; of the language model it has .*hidden_size"
+        ):
+            model_file(config, "x")
 
     def test_a_path_that_is_no_model_is_an_error(self, tmp_path, capsys) -> None:
         assert main([str(tmp_path)]) == 2
