@@ -84,6 +84,7 @@ def run_facts(config: RunConfig, *, rows: int | None = None) -> dict[str, Any]:
         "checkpoints": checkpoint_ids(config, total_rounds(config, rows)),
         "resources": resource_table(config.resource, colocate=config.cluster.colocate).splitlines(),
         "engines": config.num_engines,
+        "backends": backends_text(config),
         "gradient_checkpointing": config.gradient_checkpointing,
         "weights": {
             "order": "--load when it holds a checkpoint, else --ref-load",
@@ -91,6 +92,21 @@ def run_facts(config: RunConfig, *, rows: int | None = None) -> dict[str, Any]:
             "ref_load": config.checkpoint.ref_load,
         },
     }
+
+
+def backends_text(config: RunConfig) -> str:
+    """Which backends train and generate, and whether a flag or the machine chose them."""
+
+    def chosen(name: str) -> str:
+        return f"{config.value(name)} ({'by machine' if config.origin(name) == 'derived' else 'as asked'})"
+
+    names = (
+        "weights keep their Hugging Face names" if config.train.train_backend == "fsdp" else "weights are converted"
+    )
+    return (
+        f"training {chosen('train_backend')} in {config.train.train_dtype}, {names}; "
+        f"inference {chosen('rollout_backend')} in {config.rollout.rollout_dtype}"
+    )
 
 
 _OLD_LOG_PROBS = {

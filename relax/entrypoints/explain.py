@@ -34,7 +34,7 @@ def explanation(config: RunConfig) -> str:
     rows = [*_rows(config)]
     width, size = (max(len(str(row[column])) for row in rows) for column in (0, 1))
     lines = [f"{what:<{width}}  {number!s:>{size}}  {flags}".rstrip() for what, number, flags in rows]
-    lines += ["", *run_facts(config)["resources"]]
+    lines += ["", *run_facts(config)["resources"], f"  {run_facts(config)['backends']}"]
     lines += ["", *(f"note: {note}" for note in config.notes)] if config.notes else []
     return "\n".join(lines)
 

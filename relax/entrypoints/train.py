@@ -22,7 +22,7 @@ if __package__ in (
 
 from relax.config.external.architecture import architecture
 from relax.config.files import check_files
-from relax.config.report import dry_run_report
+from relax.config.report import backends_text, dry_run_report
 from relax.config.run import RunConfig, parse_args
 from relax.data.hub import Hub
 from relax.entrypoints.hooks import check_hooks
@@ -72,7 +72,13 @@ def start(config: RunConfig, findings: Findings) -> int:
     from relax.core.controller import run_training  # pyright: ignore[reportMissingImports]
     from relax.utils import faults
 
-    for note in (*config.notes, *findings.notes, *faults.notes(), *drop_job_address(os.environ)):
+    for note in (
+        backends_text(config),
+        *config.notes,
+        *findings.notes,
+        *faults.notes(),
+        *drop_job_address(os.environ),
+    ):
         print(f"note: {note}", file=sys.stderr)
     return run_training(config)
 

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from relax.config.command_line import SECTION_OF
-from relax.config.report import batch_arithmetic, checkpoint_ids, dry_run_report
+from relax.config.report import backends_text, batch_arithmetic, checkpoint_ids, dry_run_report, run_facts
 from relax.config.run import default_config
 from relax.core.prompt_order import PromptOrder
 
@@ -81,3 +81,13 @@ def test_the_report_is_json_and_holds_every_flag_with_its_origin() -> None:
     assert report["run"]["mode"] == "fully_async"
     assert report["run"]["old_log_probs"]["source"] == "rollout"
     assert report["run"]["max_open_groups"] == 8
+
+
+def test_the_backends_are_told_with_who_chose_them() -> None:  # E1, E2
+    assert backends_text(default_config()) == (
+        "training fsdp (by machine) in fp32, weights keep their Hugging Face names; "
+        "inference native (by machine) in fp32"
+    )
+    text = backends_text(default_config(train_backend="fsdp", train_dtype="bf16"))
+    assert text.startswith("training fsdp (as asked) in bf16, ")
+    assert run_facts(default_config())["backends"] == backends_text(default_config())

@@ -60,7 +60,7 @@ def test_packed_batches_and_rounds_that_the_data_decides_are_said_to_be_open() -
 def test_cards_and_notes_stand_below() -> None:
     text = explained("--sglang-mem-fraction-static 0.8")
     _, cards, notes = text.split("\n\n")
-    assert "actor" in cards and "rollout" in cards
+    assert "actor" in cards and "rollout" in cards and "training fsdp (by machine)" in cards
     assert notes == "note: without effect on --rollout-backend native: --sglang-mem-fraction-static 0.8"
 
 
