@@ -14,6 +14,7 @@ from typing import Any
 
 from relax.config.external.architecture import ARCHITECTURE
 from relax.config.external.tables import ExternalFlag, ExternalFlags, table, version
+from relax.config.support import LATER_FLAGS
 
 # Megatron flags whose job the fsdp backend does by itself or by a Relax setting; the text says how
 FSDP_MEANING: Mapping[str, str] = {
@@ -181,6 +182,9 @@ def _megatron(flag: ExternalFlag, backends: Backends) -> Verdict:
     if flag.name in FSDP_NEUTRAL:
         allowed = " or ".join(str(value) for value in FSDP_NEUTRAL[flag.name])
         return _refused(f"{flag} has no counterpart on --train-backend fsdp: use {allowed}, or leave it out")
+    if flag.name in LATER_FLAGS:
+        feature = LATER_FLAGS[flag.name]
+        return _refused(f"{flag} is not available on --train-backend fsdp in this version: it belongs to {feature}")
     return _refused(f"{flag} is a Megatron flag that has no counterpart on --train-backend fsdp: leave it out")
 
 

@@ -148,6 +148,13 @@ def test_choices_among_megatrons_kernels_are_one_note_on_fsdp() -> None:
     assert parse(" ".join(flags)).notes == (f"without effect on --train-backend fsdp: {', '.join(flags)}",)
 
 
+def test_a_megatron_flag_of_a_feature_that_is_missing_names_the_feature() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--mtp-num-layers 1 is not available on --train-backend fsdp .* MTP training"
+    ):
+        parse("--mtp-num-layers 1")
+
+
 def test_losses_that_are_off_pass() -> None:
     assert parse("--moe-aux-loss-coeff 0 --moe-z-loss-coeff 0.0 --moe-router-bias-update-rate 0").notes == ()
 
