@@ -33,7 +33,7 @@ def same_weights(first: Path, second: Path) -> bool:
 
 @pytest.mark.parametrize("role", ["actor", "reference"], ids=["kept-by-actor", "own-role"])
 def test_a_refreshed_reference_goes_on_with_the_weights_that_it_had(run, role):
-    """R3: before and after a refresh, checkpoints that are and are not at one; learning rate and its warm-up go on."""
+    """R3, R5: before and after a refresh, checkpoints that are and are not at one; the learning rate goes on too."""
     words = ["--use-kl-loss", "--ref-update-interval", 2, "--lr-warmup-iters", 4, "--save-interval", 1]
     words += ["--colocate"] if role == "actor" else ["--fully-async", "--max-staleness", 0]
     flags = {"kl_loss_coef": 0.5, "kl_loss_type": "k3", "resource": None if role == "actor" else REFERENCE_ROLE}

@@ -57,6 +57,7 @@ def test_a_run_says_whether_it_is_exact_in_its_manifest_and_once_on_the_console(
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 def test_async_ages_never_pass_the_limit(run, staleness):
+    """A8."""
     done = run(*ASYNC, staleness, num_rollout=4)
     assert len(done.ages()) == 8
     assert max(done.ages()) <= staleness
@@ -235,12 +236,18 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_the_old_checkpoint_stays(r
 # ------------------------------------------------------------------ evaluation, checkpoints
 
 
-def test_evaluation_sees_the_version_that_it_reports(run, inputs):
+def test_U10_evaluation_sees_the_version_that_it_reports_on_the_axis_of_training(run, inputs):
     done = run("--colocate", "--eval-prompt-data", "sums", inputs.prompts, eval_interval=2, num_rollout=3)
     # before training, after rollout 1 (interval 2) and after the last one
     assert done.metrics("eval/weight_version") == [0.0, 2.0, 3.0]
     assert len(done.metrics("eval/sums/reward/mean")) == 3
     assert {s["first_version"] for s in done.samples(2, "eval")} == {2}
+    # U10: one axis. A row of version v is at step v when it evaluates v, and at v when v sampled what it trained on.
+    rows = [json.loads(line) for line in (done.folder / "metrics/metrics.jsonl").read_text().splitlines()]
+    assert all(("eval/weight_version" in row) != ("train/weight_version" in row) for row in rows)
+    for row in rows:
+        assert row.get("eval/weight_version", row.get("train/weight_version", 0.0) - 1) == row["step"]
+        assert row.get("rollout/staleness_steps/max", 0.0) == 0.0
 
 
 @pytest.mark.parametrize(

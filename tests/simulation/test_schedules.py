@@ -134,6 +134,7 @@ def test_over_sampling_admits_nothing_that_no_rollout_can_train(tmp_path: Path):
 @pytest.mark.parametrize("rollouts", [1, 2, 3])
 @pytest.mark.parametrize("surplus", [0, 2])
 def test_a_run_of_one_two_or_three_rollouts_ends_cleanly(rollouts: int, surplus: int, tmp_path: Path):
+    """A13, A23, A26: the last rollout of any run passes every gate."""
     # groups in flight at the end are dropped with a reason, whatever was admitted ahead
     world = play(replace(QUIET, rollouts=rollouts, surplus=surplus, staleness=2), tmp_path)
     check(world)
@@ -163,6 +164,8 @@ def test_a_loosened_gate_is_found(tmp_path: Path):
 
 
 def test_weights_that_change_before_the_switch_are_found(tmp_path: Path):
+    """A17."""
+
     class Torn(EchoEngine):
         async def weights_from_disk(self, folder: Path, version: int) -> None:
             await super().weights_from_disk(folder, version)
@@ -185,6 +188,7 @@ def test_a_changed_byte_of_the_trace_is_found(tmp_path: Path):
 
 
 def test_a_version_published_ahead_of_its_training_is_refused(tmp_path: Path):
+    """A26."""
     scheduler = Scheduler(play(QUIET, tmp_path).loop.scheduler.settings)
     with pytest.raises(InternalError, match="version 1 was published after 0"):
         scheduler.apply(ev.Published(1))

@@ -41,6 +41,7 @@ def test_small_parts_are_left_out_of_the_line():
     ],
 )
 def test_a_wait_for_samples_is_told_by_what_the_samples_waited_for(shared, generate, reward, expected):
+    """A10: overlap gains nothing where generation is the whole step; the line says what to change."""
     one = step(wait_s__actor=1.5, forward_backward_s=0.3, generate_s__mean=generate, reward_s__mean=reward)
     assert expected in critical_path([START, one], shared=shared)
 

@@ -19,6 +19,7 @@ def test_without_shuffle_rows_come_in_data_set_order_and_epochs_without_a_gap():
 
 
 def test_shuffled_epochs_are_permutations_that_seed_and_epoch_alone_give():
+    """R11."""
     got = draws(PromptOrder(5, seed=8, shuffle=True), 10)
     assert got == [(epoch, int(row)) for epoch in (0, 1) for row in permutation(8, epoch, 5)]
     assert got[:5] != [(0, row) for _, row in got[5:]]  # another order each epoch

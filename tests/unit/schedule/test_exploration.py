@@ -73,6 +73,7 @@ def larger_worlds(staleness: int) -> dict[str, SmallWorld]:
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 @pytest.mark.parametrize("name", worlds(0))
 def test_every_rule_holds(name: str, staleness: int):
+    """A4, A6: age k is trained, k + 1 is not, and nothing waits for ever, in every interleaving for k = 0, 1, 2."""
     holds(worlds(staleness)[name])
 
 

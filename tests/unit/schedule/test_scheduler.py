@@ -189,6 +189,7 @@ def test_tokens_older_than_the_admission_count_by_their_own_version():
 
 @pytest.mark.parametrize("policy", ["wait", "drop"])
 def test_age_is_looked_at_again_when_a_rollout_is_bound(policy):
+    """A5."""
     # staleness 2: age 2 is trained, age 3 is not, however fresh the group was when it came in
     s = scheduler(batch=1, staleness=2, rollouts=6, stale_policy=policy)
     admit_all(s)  # 0, 1, 2 at version 0
@@ -230,6 +231,7 @@ def test_the_only_engine_that_joins_late_closes_what_its_weights_contain():
 
 
 def test_policy_drop_takes_completion_order_and_drops_what_grew_too_old():
+    """A6."""
     s = scheduler(batch=2, staleness=1, stale_policy="drop")
     admit_all(s)
     accept(s, 0, 1)

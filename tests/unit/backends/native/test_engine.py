@@ -340,6 +340,18 @@ async def test_A15_while_paused_nothing_is_generated_and_new_requests_wait(engin
     assert len((await task)["output_ids"]) == 12
 
 
+async def test_A15_a_pause_holds_chats_back_as_well(engine):
+    client = engine()
+    await client.pause("in_place")
+    body = {"messages": [{"role": "user", "content": "What is 2 plus 3?"}], "max_tokens": 3, "ignore_eos": True}
+    task = asyncio.create_task(client.post("/v1/chat/completions", body))
+    await asyncio.sleep(0.1)
+    assert (await client.info()).raw["internal_states"][0]["generated_tokens"] == 0
+    assert not task.done()
+    await client.resume()
+    assert (await task)["usage"]["completion_tokens"] == 3
+
+
 async def test_the_event_loop_runs_while_the_model_works(engine):
     client = engine()
     tasks = [asyncio.create_task(generate(client, ids=[20 + i] * 50, n=60, seed=i)) for i in range(16)]

@@ -171,6 +171,7 @@ async def test_a_late_joiner_alone_gets_the_staged_version() -> None:
 
 @pytest.mark.parametrize("stage", ["/init_weights_update_group", "/update_weights_from_distributed"])
 async def test_a_receiver_that_dies_is_named_and_the_others_keep_their_old_weights(stage: str) -> None:
+    """A21."""
     publisher = GlooPublisher(timeout_s=1)
     good, bad = GlooEngine("good"), GlooEngine("bad")
     install = {"clock": RealClock(), "timeout_s": 20, "pause_mode": "in_place", "send": sender(publisher)}
@@ -189,6 +190,7 @@ async def test_a_receiver_that_dies_is_named_and_the_others_keep_their_old_weigh
 
 
 def test_a_receiver_that_never_joins_ends_the_send_in_bounded_time() -> None:
+    """A21."""
     publisher = GlooPublisher(timeout_s=0.5)
     publisher.publish(1, make_weights().items())
     with pytest.raises(WeightSyncError, match="version 1 did not reach all 2 receivers of group g"):

@@ -54,9 +54,24 @@ async def assert_serves(engine: AsgiEngineClient, version: int, seed: int) -> No
         assert in_force[name] == tensor_checksum(tensor.detach()), name
 
 
+async def test_A19_every_tensor_of_a_mixture_of_experts_is_in_force_bit_for_bit(tmp_path: Path) -> None:
+    """Fused expert tensors too; an engine that kept a single old one would have another checksum."""
+    model = build_tiny_model_folder(tmp_path / "model", "qwen3_moe", seed=0)
+    engine = AsgiEngineClient(build_app(EngineSettings(model, max_total_tokens=1024)))
+    weights = dict(build_tiny_model("qwen3_moe", seed=11).named_parameters())
+    assert any("experts" in name and tensor.ndim == 3 for name, tensor in weights.items())
+    manifest = SharedMemoryPublisher(tmp_path / "versions", model).publish(1, weights.items())
+    report = await install_version(manifest, [engine], clock=RealClock(), timeout_s=30, pause_mode="in_place")
+    report.check()
+    in_force = await checksums(engine)
+    assert {name: in_force[name] for name in weights} == {n: tensor_checksum(t.detach()) for n, t in weights.items()}
+    await engine.close()
+
+
 async def test_a_folder_version_is_in_force_bit_for_bit(
     engine: AsgiEngineClient, tmp_path: Path, folder: Path
 ) -> None:
+    """A19."""
     publisher = SharedMemoryPublisher(tmp_path, folder)
     for version, seed in ((1, 11), (2, 12)):
         (await install(publisher, version, seed, engine)).check()

@@ -82,7 +82,7 @@ def make_args(folder: str) -> SimpleNamespace:
     return SimpleNamespace(hf_checkpoint=folder, sglang_router_ip="10.0.0.1", sglang_router_port=3000, max_turns=4)
 
 
-async def call(function, args, sample, *, recorder=None, evaluation=False, timeout_s=60.0):
+async def call(function, args, sample, *, recorder=None, evaluation=False, timeout_s=60.0, permits=None):
     return await call_generate(
         make_hook(function, "user.generate"),
         args=args,
@@ -90,7 +90,7 @@ async def call(function, args, sample, *, recorder=None, evaluation=False, timeo
         sampling_params={"temperature": 1.0, "max_new_tokens": 100},
         evaluation=evaluation,
         recorder=recorder or SampleRecorder(seed=42, stream="sample", sample=sample),
-        permits=asyncio.Semaphore(4),
+        permits=permits or asyncio.Semaphore(4),
         timeout_s=timeout_s,
         active=ActiveTime(),
     )
@@ -390,6 +390,33 @@ async def test_a_plain_function_may_not_take_a_second_permit(engine):
 
     with pytest.raises(GenerateFailed, match="manages_inference_permit"):
         await call(nested, None, Sample(group_index=4, index=1))
+
+
+async def test_A30_sessions_that_want_two_slots_at_once_share_two_of_them_and_all_end(engine):
+    """A session can hold no slot while it waits for another, so the order in which they ask does not matter."""
+
+    async def managed(args, sample, sampling_params):
+        state, payload = GenerateState(args), {"input_ids": [2, 3], "sampling_params": sampling_params}
+        out, _ = await asyncio.gather(state.post_generate(payload), state.post_generate(payload))
+        return fill(sample, [2, 3], out)
+
+    managed.manages_inference_permit = True
+    args = SimpleNamespace(sglang_router_ip="10.0.0.1", sglang_router_port=3000)
+    permits = asyncio.Semaphore(2)
+    async with asyncio.timeout(30):
+        sessions = [
+            call(managed, args, Sample(group_index=4, index=i), permits=permits, timeout_s=25.0) for i in range(8)
+        ]
+        assert [len(samples) for samples in await asyncio.gather(*sessions)] == [1] * 8
+    assert not permits.locked()
+
+    async def nested(args, sample, sampling_params):
+        async with GenerateState(args).inference_permit():
+            return await managed(args, sample, sampling_params)
+
+    nested.manages_inference_permit = True
+    with pytest.raises(GenerateFailed, match="holds a permit already; do not nest"):
+        await call(nested, args, Sample(group_index=4, index=9))
 
 
 async def test_a_function_that_manages_permits_takes_one_a_request(engine):
