@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.service, pytest.mark.filterwarnings("ignore::FutureWar
 
 BUDGET = 120  # sampled tokens of a response; few end earlier
 SLOW_DECODING = json.dumps({"rules": [{"point": "decode_step", "hold_s": 0.02}]})  # 2.4 s a response: updates cut it
+KL = ("--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "k3", "--use-dynamic-batch-size")
+SIZES = {"rollout_batch_size": 4, "max_tokens_per_gpu": 64}
 STREAMED = ("--num-iters-per-train-update", "2")
 
 
@@ -136,16 +138,21 @@ def test_a_hybrid_run_is_trained_in_parts(interrupted):
     assert interrupted.metrics("train/optimizer_steps") == [1.0, 2.0, 3.0]
 
 
+@pytest.fixture(scope="module")
+def whole(inputs, tmp_path_factory) -> Finished:
+    """Two rollouts that take turns with training, in this process."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return inline([*inputs.flags(folder, **SIZES), "--colocate", *KL]).ok()
+
+
 @pytest.mark.slow
-def test_hybrid_and_streamed_runs_on_ray_give_the_weights_of_whole_rollouts_in_one_process(inputs, tmp_path):
+@pytest.mark.parametrize("words", [(), STREAMED], ids=["hybrid", "streamed"])
+def test_a_hybrid_run_on_ray_gives_the_weights_of_whole_rollouts_in_one_process(words, whole, inputs, tmp_path):
     import torch
 
-    kl = ("--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "k3", "--use-dynamic-batch-size")
-    sizes = {"rollout_batch_size": 4, "max_tokens_per_gpu": 64}
-    one = inline([*inputs.flags(tmp_path / "one", **sizes), "--colocate", *kl]).ok()
-    expected = checkpoint_weights(one.folder / "iter_0000001/model")
-    for name, words in {"hybrid": (), "streamed": STREAMED}.items():
-        done = command([*inputs.flags(tmp_path / name, **sizes), "--hybrid", *kl, *words]).ok()
-        assert done.ages() == [0] * 8
-        for tensor, value in checkpoint_weights(done.folder / "iter_0000001/model").items():
-            assert torch.equal(value, expected[tensor]), (name, tensor)
+    expected = checkpoint_weights(whole.folder / "iter_0000001/model")
+    done = command([*inputs.flags(tmp_path / "run", **SIZES), "--hybrid", *KL, *words]).ok()
+    assert done.ages() == [0] * 8
+    assert len(done.events("bound")) == (4 if words else 2)
+    for name, tensor in checkpoint_weights(done.folder / "iter_0000001/model").items():
+        assert torch.equal(tensor, expected[name]), name

@@ -101,7 +101,9 @@ class Finished:
     def ages(self) -> list[int]:
         """Rollout id minus oldest weight version, over all trained groups."""
         oldest = {event["group"]: event["oldest"] for event in self.events("accepted")}
-        bound = {event["rollout_id"]: event["groups"] for event in self.events("bound")}
+        bound: dict[int, dict[int, None]] = {}  # a rollout may be bound in parts
+        for event in self.events("bound"):
+            bound.setdefault(event["rollout_id"], {}).update(dict.fromkeys(event["groups"]))
         return [event["rollout_id"] - oldest[g] for event in self.events("taken") for g in bound[event["rollout_id"]]]
 
 
