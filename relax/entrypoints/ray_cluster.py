@@ -190,15 +190,25 @@ def wait_nodes(address: str, count: int, timeout_s: float, waiting: Waiting = Wa
     """Wait until `count` machines have joined; raises with the addresses of those that have."""
     import ray
 
-    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    end = waiting.now() + timeout_s
+    while True:
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="CRITICAL")
+            break
+        except ConnectionError as error:  # its servers answer late on a busy machine
+            if waiting.now() > end:
+                raise InfrastructureError(f"the Ray of {address} does not answer: {error}") from error
+            waiting.sleep(POLL_S)
     try:
-        return _wait_nodes(ray.nodes, count, timeout_s, waiting)
+        return _wait_nodes(ray.nodes, count, end, timeout_s, waiting)
     finally:
         ray.shutdown()
 
 
-def _wait_nodes(nodes: Callable[[], list[dict[str, Any]]], count: int, timeout_s: float, waiting: Waiting) -> int:
-    end, seen = waiting.now() + timeout_s, 0
+def _wait_nodes(
+    nodes: Callable[[], list[dict[str, Any]]], count: int, end: float, timeout_s: float, waiting: Waiting
+) -> int:
+    seen = 0
     while True:
         there = sorted(node["NodeManagerAddress"] for node in nodes() if node["Alive"])
         if len(there) != seen:

@@ -22,12 +22,17 @@ from relax.utils.errors import InternalError
 from relax.utils.http_utils import close_session
 from relax.utils.stacks import answer_as
 
+# Launchers of several machines set these for processes of their own; a training rank is told its own ones.
+RENDEZVOUS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
 
 class Worker:
     """Hosts roles by name. Every method is async, so calls interleave on one event loop."""
 
     def __init__(self, name: str, env: Mapping[str, str], preload: Sequence[str], log_path: str | None) -> None:
         self._name = name
+        for variable in RENDEZVOUS:
+            os.environ.pop(variable, None)
         os.environ.update(env)
         if log_path is not None:
             _log_to(Path(log_path))

@@ -37,7 +37,7 @@ def node(address: str, *, alive: bool = True) -> dict[str, Any]:
 
 def test_the_head_waits_until_all_machines_are_there(capsys: pytest.CaptureFixture[str]) -> None:
     time, states = Time(), [[node("a")], [node("a"), node("b", alive=False)], [node("a"), node("b")]]
-    assert ray_cluster._wait_nodes(lambda: states.pop(0), 2, 60.0, time.waiting) == 0
+    assert ray_cluster._wait_nodes(lambda: states.pop(0), 2, 60.0, 60.0, time.waiting) == 0
     assert time.seconds == 2 * ray_cluster.POLL_S
     assert "2 of 2 machines have joined: a, b" in capsys.readouterr().err
 
@@ -45,7 +45,7 @@ def test_the_head_waits_until_all_machines_are_there(capsys: pytest.CaptureFixtu
 def test_machines_that_never_come_are_counted_and_named() -> None:
     time = Time()
     with pytest.raises(InfrastructureError, match=r"1 of WORLD_SIZE=3 machines have joined within 5 s \(10.0.0.1\)"):
-        ray_cluster._wait_nodes(lambda: [node("10.0.0.1")], 3, 5.0, time.waiting)
+        ray_cluster._wait_nodes(lambda: [node("10.0.0.1")], 3, 5.0, 5.0, time.waiting)
     assert 5.0 < time.seconds <= 7.0
 
 
