@@ -5,8 +5,9 @@
 
 First the tests of tests/conformance run against SGLang 0.5.23, as it is published, behind our CPU platform. Then the
 quick start's omni model (with experts, in the form that SGLang serves) trains for some steps, fully async, by the
-ordinary training command. Every answer of the engine is compared with the trainer's log-probs under the version that
-made it. The last line is `RESULT {json}`; the exit code is 1 when a test or a run failed.
+ordinary training command: on images with weights by shared memory, on text with weights by gloo broadcast. Every
+answer of the engine is compared with the trainer's log-probs under the version that made it. The last line is
+`RESULT {json}`; the exit code is 1 when a test or a run failed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
 LIMIT = 1e-4  # nats, between engine and trainer in float32
 TEST_TIMEOUT_S, RUN_TIMEOUT_S = 1500, 1200
+STOP_TIMEOUT_S = 60  # for a command that is asked to end
+TRANSPORT = {"image": "shm", "audio": "shm", "text": "gloo"}  # of weights
 EXPERTS, LAYERS = 4, 2
 PROMPTS, SAMPLES = 8, 4  # of one step
 MAX_STALENESS = 1
@@ -48,13 +52,28 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def ended(command: list[str], timeout_s: float, environment: dict[str, str] | None = None) -> int | None:
+    """Exit code of a command; None when it did not end in time and was ended."""
+    process = subprocess.Popen(command, cwd=ROOT, env=environment)
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        print(f"{' '.join(command[:4])} ... did not end within {timeout_s:g} s", file=sys.stderr)
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return None
+
+
 def test(python: Path, folder: Path) -> dict[str, Any]:
     """Counts of the conformance tests against SGLang."""
     report = folder / "report.xml"
     environment = {**os.environ, "RELAX_CONFORMANCE_ENGINE": "sglang", "RELAX_SGLANG_PYTHON": str(python)}
     command = [sys.executable, "-m", "pytest", "tests/conformance", "-v", "-rs", f"--junitxml={report}"]
-    subprocess.run(command, cwd=ROOT, env=environment, timeout=TEST_TIMEOUT_S, check=False)
-    if not report.exists():
+    if ended(command, TEST_TIMEOUT_S, environment) is None or not report.exists():
         return {"passed": 0, "failed": 1, "skipped": 0}
     suite = next(ElementTree.parse(report).iter("testsuite")).attrib
     failed, skipped = int(suite["failures"]) + int(suite["errors"]), int(suite["skipped"])
@@ -88,6 +107,7 @@ def flags(modality: str, model: Path, rows: Path, save: Path, python: Path, step
         "--global-batch-size": PROMPTS * SAMPLES,
         "--rollout-max-response-len": 12,
         "--max-staleness": MAX_STALENESS,
+        "--checkpoint-engine-backend": TRANSPORT[modality],
         "--engine-max-running-requests": 64,
         "--engine-max-total-tokens": 16384,
         "--parity-interval": 1,  # every step, not only the first
@@ -106,30 +126,33 @@ def train(modality: str, folder: Path, python: Path, steps: int) -> dict[str, An
     model, rows = prepare(modality, folder)
     save = folder / "run"
     command = [sys.executable, "-m", "relax.entrypoints.train", *flags(modality, model, rows, save, python, steps)]
-    done = subprocess.run(command, cwd=ROOT, timeout=RUN_TIMEOUT_S, check=False)
-    return summary(save, done.returncode, steps)
+    return {**summary(save, ended(command, RUN_TIMEOUT_S), steps), "weights_by": TRANSPORT[modality]}
 
 
-def summary(save: Path, code: int, steps: int) -> dict[str, Any]:
-    """Largest difference, versions that were sampled under and installed, from the run folder."""
+def summary(save: Path, code: int | None, steps: int) -> dict[str, Any]:
+    """From the run folder: largest difference, versions sampled under, groups whose answers are all equal."""
     metrics = save / "metrics" / "metrics.jsonl"
     lines = list(read_jsonl(metrics)) if metrics.exists() else []
     differences = [
         line["train/engine_log_prob_diff/max"] for line in lines if "train/engine_log_prob_diff/max" in line
     ]
-    versions, tokens = set(), 0
+    versions, tokens, answers = set(), 0, defaultdict(list)
     for file in sorted((save / "rollout_result" / "train").glob("*.jsonl")):
         for row in read_jsonl(file):
             versions |= {row["first_version"], row["last_version"]} - {None}
             tokens += row["response_tokens"]
+            answers[row["group"]].append(row["response"])
+    copies = sum(len(set(texts)) == 1 for texts in answers.values())  # a seed of its own for each sample leaves none
     worst = max(differences, default=None)
-    whole = len(differences) == steps and len(versions) > 1
+    whole = len(differences) == steps and len(versions) > 1 and len(answers) == steps * PROMPTS
     return {
-        "ok": code == 0 and whole and worst is not None and worst < LIMIT,
+        "ok": code == 0 and whole and not copies and worst is not None and worst < LIMIT,
         "exit_code": code,
         "steps": len(differences),
         "max_engine_trainer_diff": worst,
         "versions_sampled_under": sorted(versions),
+        "groups": len(answers),
+        "groups_of_copies": copies,
         "response_tokens": tokens,
     }
 
