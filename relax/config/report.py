@@ -87,7 +87,7 @@ def run_facts(config: RunConfig, *, rows: int | None = None) -> dict[str, Any]:
         "backends": backends_text(config),
         "gradient_checkpointing": config.gradient_checkpointing,
         "weights": {
-            "order": "--load when it holds a checkpoint, else --ref-load",
+            "order": "--load when it holds a checkpoint, else --ref-load, which is --hf-checkpoint unless given",
             "load": config.checkpoint.load,
             "ref_load": config.checkpoint.ref_load,
         },

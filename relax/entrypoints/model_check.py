@@ -150,6 +150,7 @@ def checkpoint_notes(config: RunConfig) -> Iterator[str]:
         yield f"--load {load} holds no checkpoint: training starts at {config.checkpoint.ref_load}"
         return
     first = first_rollout(config.rollout.start_rollout_id, found[1])
+    yield f"--load {load} goes on at rollout {first} with the weights of {found[0].name}, not with those of --ref-load"
     if rounds is not None and first >= rounds:
         yield f"--load {load} contains {first} rollouts and --num-rollout counts from the first: {rounds} are done"
 

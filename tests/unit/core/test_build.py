@@ -8,7 +8,7 @@ import sys
 
 from relax.config.checks import MEDIA_LIMITS
 from relax.config.run import default_config
-from relax.core.build import engine_config, media_options, suppressed_ids
+from relax.core.build import engine_config, media_options, model_spec, suppressed_ids
 from relax.data.media.processing import MediaOptions
 from tests.builders import build_tiny_model_folder, tiny_tokenizer
 
@@ -48,3 +48,12 @@ def test_sglang_is_told_the_ids_that_the_trainer_leaves_out_and_the_native_engin
     assert set(tiny_tokenizer().convert_tokens_to_ids(["<|image_pad|>", "<|audio_pad|>", "<|video_pad|>"])) <= set(ids)
     assert engine_config(sglang).suppressed_ids == ids
     assert engine_config(default_config(hf_checkpoint=str(folder))).suppressed_ids is None
+
+
+def test_the_trainer_starts_from_the_reference_model_and_the_engine_from_the_checkpoint_of_its_tokenizer(tmp_path):
+    folder = build_tiny_model_folder(tmp_path / "model")  # C22
+    config = default_config(hf_checkpoint=str(folder), ref_load=str(tmp_path / "other"))
+    assert model_spec(config, trainable=True).hf_path == tmp_path / "other"
+    assert engine_config(config).model_path == folder
+    alone = default_config(hf_checkpoint=str(folder))
+    assert model_spec(alone, trainable=True).hf_path == model_spec(alone, trainable=False).hf_path == folder

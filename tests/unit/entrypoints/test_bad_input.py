@@ -407,9 +407,12 @@ def test_A23_prompts_that_an_epoch_leaves_over_are_told(work: Path, capsys, flag
     assert len(notes) == len(told) and all(map(str.startswith, notes, told))
 
 
-def test_a_resume_that_fits_is_accepted(work: Path) -> None:
-    checkpoint(work, shapes={"model.embed_tokens.weight": [512, 64], "model.layers.1.mlp.up_proj.weight": [1, 1]})
+def test_a_resume_that_fits_is_accepted_and_says_whose_weights_count(work: Path, capsys) -> None:  # C22
+    shapes = {"model.embed_tokens.weight": [512, 64], "model.layers.1.mlp.up_proj.weight": [1, 1]}
+    checkpoint(work, shapes=shapes, rollout_id=3)
     assert main(argv("--dry-run", load="run")) == 0
+    (note,) = [note for note in json.loads(capsys.readouterr().out)["notes"] if note.startswith("--load run goes on")]
+    assert note == "--load run goes on at rollout 4 with the weights of iter_0000003, not with those of --ref-load"
 
 
 def test_a_load_without_a_checkpoint_is_noted(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
