@@ -27,7 +27,7 @@ from relax.schedule.batch_plan import cut_by_tokens
 from relax.utils.cpu_meter import CpuMeter
 from relax.utils.errors import InfrastructureError
 
-MAX_TOKENS = 2048  # of a micro-batch: at least three of them in every optimizer step
+MAX_TOKENS = 2048  # of a micro-batch, where a rollout is one optimizer step: that has at least three of them
 PARTS = 4
 TRIES = 3  # a machine that is too busy to start Ray in time says nothing about the weights
 KL = ("--use-kl-loss", "--kl-loss-coef", "0.05", "--kl-loss-type", "low_var_kl")
@@ -50,6 +50,16 @@ class Case:
     @property
     def streamed(self) -> bool:
         return STREAMED[0] in self.words
+
+    @property
+    def batch(self) -> int:
+        """Samples of an optimizer step."""
+        return W1.prompts * W1.samples // self.steps_per_rollout
+
+    @property
+    def max_tokens(self) -> int:
+        """Of a micro-batch; an optimizer step has at least three of them."""
+        return MAX_TOKENS // self.steps_per_rollout
 
 
 CASES = {
@@ -82,10 +92,13 @@ class Outcome:
 
 def run_case(case: Case, fixture: Path, steps: int, folder: Path) -> Outcome:
     """One run as a user would start it."""
-    batch = 256 // case.steps_per_rollout
     words = (*case.words, *KL, "--no-serve-http", "--save-hf", str(folder / "hf"))
     command = relax_command(W1, fixture, folder, steps, words)
-    replaced = {"--max-tokens-per-gpu": MAX_TOKENS, "--global-batch-size": batch, "--rollout-result-dir": folder}
+    replaced = {
+        "--max-tokens-per-gpu": case.max_tokens,
+        "--global-batch-size": case.batch,
+        "--rollout-result-dir": folder,
+    }
     for flag, value in replaced.items():
         command[command.index(flag) + 1] = str(value)
     env = environment() | {"OMP_NUM_THREADS": "1"}
@@ -104,7 +117,7 @@ def run_case(case: Case, fixture: Path, steps: int, folder: Path) -> Outcome:
     kl = [line["train/kl_ref"] for line in lines if "train/kl_ref" in line]
     return Outcome(
         weight_hash(folder / "hf"),
-        min(micro_batches(folder, rollout_id, batch) for rollout_id in range(steps)),
+        min(micro_batches(folder, rollout_id, case) for rollout_id in range(steps)),
         begun_early(folder),
         kl[-1],
         wall_s,
@@ -124,13 +137,13 @@ def weight_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def micro_batches(folder: Path, rollout_id: int, batch: int) -> int:
+def micro_batches(folder: Path, rollout_id: int, case: Case) -> int:
     """Fewest micro-batches of the optimizer steps of a rollout, from the lengths of its samples."""
     path = folder / "rollout_result" / "train" / f"{rollout_id}.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     lengths = [row["prompt_tokens"] + row["response_tokens"] for row in rows]
-    steps = [lengths[start : start + batch] for start in range(0, len(lengths), batch)]
-    return min(len(cut_by_tokens(step, MAX_TOKENS)) for step in steps)
+    steps = [lengths[start : start + case.batch] for start in range(0, len(lengths), case.batch)]
+    return min(len(cut_by_tokens(step, case.max_tokens)) for step in steps)
 
 
 def begun_early(folder: Path) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -39,6 +40,7 @@ class Asked:
 
     answers: dict[str, tuple[int, Any]]
     stacks: subprocess.CompletedProcess[str]  # of `relax stacks`
+    priorities: set[int]  # nice values of every process of the run
     done: Finished
     left_processes: list[str]
     left_folders: list[Path]
@@ -85,13 +87,14 @@ def asked(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             text=True,
             check=False,
         )
+        priorities = running.priorities()
         end = time.monotonic() + 120
         while call("GET", http + "/rollout/is_eval_done") != (200, {"done": True}) and time.monotonic() < end:
             time.sleep(0.2)
         answers["is_eval_done"] = call("GET", http + "/rollout/is_eval_done")
         answers["stop"] = call("POST", http + "/rollout/stop_service")
         done = running.finish()
-        yield Asked(answers, stacks, done, running.wait_gone(), running.temporary())
+        yield Asked(answers, stacks, priorities, done, running.wait_gone(), running.temporary())
 
 
 def test_doors_answer_for_their_roles(asked):
@@ -153,6 +156,10 @@ def test_U11_one_command_tells_what_every_process_does_and_whom_it_waits_for(ask
     kept = sorted(path.name for path in (asked.done.folder / "stacks").iterdir())
     assert len(kept) == len(states)
     assert all(name.endswith(".txt") for name in kept)
+
+
+def test_workers_and_engines_do_not_give_way_to_other_jobs(asked):
+    assert asked.priorities == {os.nice(0)}
 
 
 def test_ages_stay_within_the_limit(asked):

@@ -188,6 +188,14 @@ class Running:
                     return child.pid
         raise AssertionError(f"no process writes {log}")
 
+    def priorities(self) -> set[int]:
+        """Nice values of the run's processes that live."""
+        found = set()
+        for child in self.processes().values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.add(child.nice())
+        return found
+
     def temporary(self) -> list[Path]:
         """Folders outside the run folder that this run has made and not removed."""
         run_id = json.loads((self.folder / "manifest.json").read_text())["run_id"]

@@ -142,6 +142,8 @@ def _start_private(namespace: str, slots: int, dashboard: bool, env: Mapping[str
     os.environ.update(env)
     for name in ("READY", "HEALTH"):  # a proxy that is slow on a busy machine is not replaced
         os.environ.setdefault(f"RAY_SERVE_PROXY_{name}_CHECK_TIMEOUT_S", "60")
+    # Ray lets workers give way to everything else (nice 15): beside other jobs they all but stand still.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
     for path in remove_abandoned(Path("/tmp"), "rlx-*"):
