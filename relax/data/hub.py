@@ -10,6 +10,7 @@ What is fetched lies in the cache of `huggingface_hub`, which also answers when 
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -75,7 +76,8 @@ class Hub:
         commit, files = self._look_up("model", name)
         if not any(file.endswith((".safetensors", ".bin")) for file in files):
             raise ConfigError(
-                f"{name} on the Hugging Face Hub holds no weights (*.safetensors): it is no model to train"
+                f"{name} has no weights (*.safetensors) on the Hugging Face Hub, nor in its cache where the hub "
+                "cannot be asked: it is no model to train"
             )
         return self._fetch("model", name, commit, SMALL_FILES)
 
@@ -125,6 +127,7 @@ class Hub:
     def _not_there(self, kind: str, name: str, near: str | None) -> str:
         what = "data set" if kind == "dataset" else "model"
         switch = "--repo-type dataset " if kind == "dataset" else ""
+        near = _near_path(name) or near
         hint = f"did you mean {near}? " if near else ""
         return (
             f"{name} is neither a folder here nor a {what} of the Hugging Face Hub: {hint}A private one "
@@ -169,6 +172,14 @@ def _near(api: Any, kind: str, name: str) -> str | None:
     except _failures():  # the search is only for a hint
         found = []
     return _unlike(name, [*found, *(COMMON_MODELS if kind == "model" else ())])
+
+
+def _near_path(name: str) -> str | None:
+    """A path here that `name` was probably meant to be."""
+    parent = Path(name).parent
+    names = [path.name for path in parent.iterdir()] if parent.is_dir() else []
+    close = difflib.get_close_matches(Path(name).name, names, n=1)
+    return str(parent / close[0]) if close else None
 
 
 def _unlike(name: str, known: Iterable[str]) -> str | None:

@@ -7,13 +7,15 @@ leaves its columns open, so that a command can be explained on another machine t
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 
 from relax.config.flags import option_name
 from relax.config.report import batch_arithmetic, run_facts
 from relax.config.run import RunConfig, parse_args
-from relax.entrypoints.preflight import first_row
+from relax.data.hub import Hub
+from relax.entrypoints.hub_names import local_first_row
 from relax.utils.errors import RelaxError
 
 Row = tuple[str, object, str]  # what, how many, flags that say so
@@ -21,7 +23,7 @@ Row = tuple[str, object, str]  # what, how many, flags that say so
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        config = parse_args(argv, first_row=first_row)
+        config = parse_args(argv, first_row=functools.partial(local_first_row, Hub()))
     except RelaxError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code

@@ -73,7 +73,7 @@ def test_a_path_that_is_there_is_never_looked_up(hub: Hub, server: HubServer) ->
             "owner/smal is neither a folder here nor a model of the Hugging Face Hub: did you mean owner/small?",
         ),
         ("Qwen/Qwen3-Omni-30B", "did you mean Qwen/Qwen3-Omni-30B-A3B-Instruct?"),  # C11
-        ("owner/adapter", "owner/adapter on the Hugging Face Hub holds no weights"),
+        ("owner/adapter", "owner/adapter has no weights (*.safetensors)"),
     ],
 )
 def test_a_model_that_is_not_there_is_told_with_a_near_name(name: str, text: str, hub: Hub) -> None:
@@ -81,6 +81,12 @@ def test_a_model_that_is_not_there_is_told_with_a_near_name(name: str, text: str
         hub.model(name)
     assert text in str(caught.value)
     assert "hf download" in str(caught.value) or "no weights" in text
+
+
+def test_a_misspelled_path_is_told_with_the_one_that_is_there(hub: Hub) -> None:
+    Path("owner/multimodal").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"owner/multimodel is neither .* did you mean owner/multimodal\?"):
+        hub.dataset("owner/multimodel")
 
 
 def test_without_a_network_the_cache_answers(hub: Hub, tmp_path: Path) -> None:
