@@ -154,12 +154,12 @@ def test_it_ends_when_the_run_is_killed(tmp_path: Path) -> None:
     tracker = int(run.stdout.readline())
     run.kill()
     run.communicate()
-    for _ in range(300):
+    for _ in range(2400):  # far more than the start of Python takes on a busy machine
         if not Path(f"/proc/{tracker}").exists():
             return
         time.sleep(0.05)
     os.kill(tracker, signal.SIGKILL)
-    pytest.fail("the tracker outlived its run by 15 s")
+    pytest.fail("the tracker outlived its run by 120 s")
 
 
 def test_a_refused_login_keeps_the_rows_and_says_so(tracker, tmp_path: Path, capfd) -> None:
