@@ -1,8 +1,8 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """What each `--advantage-estimator` means: its functions, its statistics and its rules. No torch here.
 
-The parser takes its choices and refusals from `ALGOS`. To add an algorithm, add one entry here and the functions that
-its import paths name; nothing else registers it.
+To add an algorithm, add one entry to `ALGOS` and the functions that its import paths name. The parser lies below this
+layer and has the names as `ESTIMATORS` (relax/config/sections/algorithm.py); a test compares the two.
 """
 
 from __future__ import annotations
