@@ -449,8 +449,8 @@ def http_engine(config: RunConfig, folder: RunFolder, name: str, url: str) -> En
     return HttpEngineClient(url, timeout_s=config.rollout.rollout_http_timeout, log_path=log)
 
 
-def build_engine(config: RunConfig, log_path: Path) -> Any:
-    """One engine process, for the worker that hosts it. Imports no torch."""
+def build_engine(config: RunConfig, log_path: Path, host: str) -> Any:
+    """One engine process that listens on `host`, for the worker that hosts it. Imports no torch."""
     from relax.backends.engine_process import EngineProcess
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -458,6 +458,7 @@ def build_engine(config: RunConfig, log_path: Path) -> Any:
         engine_spec(config),
         engine_config(config, log_path),
         clock=RealClock(),
+        host=host,
         gpus=tuple(int(card) for card in visible.split(",") if card.strip().isdecimal()),
         start_timeout_s=config.rollout.rollout_engine_init_timeout,
     )

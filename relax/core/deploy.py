@@ -26,7 +26,7 @@ from relax.components.messages import Roles
 from relax.config.resources import check_fits
 from relax.config.run import RunConfig
 from relax.core.build import Wiring
-from relax.core.placement import Placement, check_one_node, check_slots, on_node
+from relax.core.placement import Placement, check_slots, on_node, spreads
 from relax.core.ray_engines import RayEngines
 from relax.core.run_folder import RunFolder
 from relax.core.training_loop import first_error
@@ -34,7 +34,7 @@ from relax.distributed.bus.transfer_queue import ENVIRONMENT, TransferQueueOwner
 from relax.distributed.checkpoint_service.base import WeightManifest
 from relax.distributed.ray.cluster import SLOT, Cluster, connect, joins_cluster
 from relax.distributed.ray.handles import RemoteGroup, RemoteRole, translated
-from relax.distributed.ray.worker import Worker
+from relax.distributed.ray.worker import LOOPBACK, Worker
 from relax.engine.router.process import RouterProcess
 from relax.schedule.clock import RealClock
 from relax.utils.cores import VARIABLE as CORE_SHARE
@@ -74,6 +74,7 @@ class RayDeployment:
         self._bus: TransferQueueOwner | None = None
         self._router: RouterProcess | None = None
         self._workers: dict[str, Any] = {}
+        self._spread = False  # over several nodes
         self._hosting: set[str] = set()  # workers that were told to build a role
         self._threads: list[asyncio.Future[Any]] = []
         self.engines = RayEngines(
@@ -103,22 +104,36 @@ class RayDeployment:
             check_fits(config.resource, colocate=colocate, available=cluster.gpus)
         else:
             check_slots(config.resource, colocate=colocate, total=cluster.slots, free=cluster.free_slots)
-        here, total = cluster.here.get("GPU" if gpus else SLOT, 0.0), cluster.gpus if gpus else cluster.slots
-        check_one_node(config.resource, colocate=colocate, here=here, total=total)
-        self._placement = Placement(config.resource, colocate=colocate, gpus=gpus, node=cluster.node)
+        self._spread = spreads(
+            config.resource,
+            colocate=colocate,
+            here=cluster.here.get("GPU" if gpus else SLOT, 0.0),
+            transport=config.cluster.checkpoint_engine_backend,
+            lend_cores=config.cluster.lend_cores,
+        )
+        self._placement = Placement(
+            config.resource,
+            colocate=colocate,
+            gpus=gpus,
+            node=None if self._spread else cluster.node,
+            cards_per_engine=config.cluster.rollout_num_gpus_per_engine,
+        )
         await self._placement.create()
         self._start_workers(cluster.node)
         self._bus = TransferQueueOwner(
-            num_data_storage_units=config.cluster.num_data_storage_units, bell=self._shared_dir / "bus-writes"
+            num_data_storage_units=config.cluster.num_data_storage_units,
+            bell=None if self._spread else self._shared_dir / "bus-writes",  # no file rings on other nodes
         )
-        clock = RealClock()
         self._router = RouterProcess(
-            clock=clock, log_path=self._folder.log("router"), extra_args=config.external.argv("router")
+            clock=RealClock(),
+            log_path=self._folder.log("router"),
+            host=cluster.host if self._spread else LOOPBACK,
+            extra_args=config.external.argv("router"),
         )
         async with asyncio.TaskGroup() as starting:
             attachment = starting.create_task(self._in_thread(self._bus.start))
             router = starting.create_task(self._router.start())
-            engines = starting.create_task(self.engines.start_first())
+            engines = starting.create_task(self.engines.start_first(spread=self._spread))
             ranks = starting.create_task(self._rank_environment())
             if config.cluster.serve_http:
                 starting.create_task(self._in_thread(self._start_doors))
@@ -192,7 +207,7 @@ class RayDeployment:
         self._workers[name] = (
             ray.remote(Worker)
             .options(name=name, namespace=self._namespace, max_concurrency=1000, **options)
-            .remote(name, dict(env or {}), preload, str(self._folder.log(name)))
+            .remote(name, dict(env or {}), preload, str(self._folder.log(name)), self._spread)
         )
 
     async def _rank_environment(self) -> None:

@@ -3,8 +3,10 @@
 
 Colocate has one placement group, sized by the larger of actor and rollout; rank i takes half of bundle i, an engine a
 quarter of its bundles. Otherwise every role with cards has a group of its own. Without GPUs the custom resource
-`slot` stands for a card, in the same code. All bundles are on the driver's node: router and engines listen on
-loopback, and weight versions travel through that node's memory.
+`slot` stands for a card, in the same code.
+
+A run that fits the driver's node stays there: router and engines listen on loopback, and weight versions go through
+that node's memory. A larger one is spread over nodes, whose network its router and engines then listen on.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 
 from relax.config.resources import SHARED, RoleResource
 from relax.distributed.ray.cluster import SLOT
-from relax.utils.errors import ConfigError, InfrastructureError
+from relax.utils.errors import ConfigError, InfrastructureError, RelaxError
 
 READY_TIMEOUT_S = 120.0
 ACTOR_SHARE, ENGINE_SHARE = 0.5, 0.25
@@ -32,8 +34,18 @@ class Seat:
 class Placement:
     """Placement groups of one run. `remove` gives the cards back."""
 
-    def __init__(self, resource: Mapping[str, RoleResource], *, colocate: bool, gpus: bool, node: str) -> None:
+    def __init__(
+        self,
+        resource: Mapping[str, RoleResource],
+        *,
+        colocate: bool,
+        gpus: bool,
+        node: str | None,
+        cards_per_engine: int = 1,
+    ) -> None:
+        """`node` is the resource of the one node that all bundles go to, None to let them go to any."""
         self._colocate, self._gpus, self._node = colocate, gpus, node
+        self._engine_cards, self._cards_per_engine = resource["rollout"].gpus, cards_per_engine
         self._sizes = group_sizes(resource, colocate=colocate)
         self._groups: dict[str, Any] = {}
         self._order: dict[str, list[int]] = {}
@@ -42,16 +54,16 @@ class Placement:
         """Reserve every group, or raise naming what could not be placed in time."""
         try:
             await self._reserve(list(self._sizes))
-        except InfrastructureError:
+        except RelaxError:
             self.remove()
             raise
 
-    async def _reserve(self, names: Sequence[str]) -> None:
+    async def _reserve(self, names: Sequence[str], strategy: str = "PACK") -> None:
         from ray.util.placement_group import placement_group
 
-        card = {"GPU" if self._gpus else SLOT: 1.0, **on_node(self._node)}
+        card = {"GPU" if self._gpus else SLOT: 1.0, **(on_node(self._node) if self._node else {})}
         for name in names:
-            self._groups[name] = placement_group([card] * self._sizes[name])
+            self._groups[name] = placement_group([card] * self._sizes[name], strategy=strategy)
         for name in names:
             group = self._groups[name]
             try:
@@ -62,7 +74,11 @@ class Placement:
                     f"no place for {self._sizes[name]} cards of {name} within {READY_TIMEOUT_S:g} s: other jobs hold "
                     "them (see `ray status`)"
                 ) from None
-            self._order[name] = _sorted_bundles(group)
+            nodes = _nodes_of_bundles(group)
+            self._order[name] = sorted(nodes, key=lambda index: (nodes[index], index))
+            if name == self._group_of("rollout"):
+                order = self._order[name][: self._engine_cards]
+                check_engines([nodes[index] for index in order], self._cards_per_engine)
 
     def seat(self, role: str, place: int) -> Seat:
         """The card of rank or engine `place` of a role."""
@@ -79,7 +95,7 @@ class Placement:
     async def add(self, name: str, cards: int) -> Seat:
         """A seat on `cards` cards of a new group `name`; `give_back` frees them. Raises when none are free in time."""
         self._sizes[name] = cards
-        await self._reserve([name])
+        await self._reserve([name], "STRICT_PACK")  # an engine is on one node
         return self.seat(name, 0)
 
     def give_back(self, name: str) -> None:
@@ -106,14 +122,33 @@ def on_node(node: str) -> dict[str, float]:
     return {node: 0.001}
 
 
-def check_one_node(resource: Mapping[str, RoleResource], *, colocate: bool, here: float, total: float) -> None:
-    """Raise where the cluster could hold the run only on several nodes. `here` and `total` are cards."""
+def spreads(
+    resource: Mapping[str, RoleResource], *, colocate: bool, here: float, transport: str, lend_cores: bool
+) -> bool:
+    """Whether the run needs more cards than this node has, `here`; ConfigError for what works on one node only."""
     needed = sum(group_sizes(resource, colocate=colocate).values())
-    if here < needed <= total:
+    if needed <= here:
+        return False
+    why = f"--resource needs {needed} cards, this node has {here:g}, and "
+    if transport == "shm":
         raise ConfigError(
-            f"--resource needs {needed} cards; the cluster has {total:g} of them, this node {here:g}, and all "
-            "processes of a run must be on one node: give roles fewer cards, or start on a node that has as many"
+            f"{why}engines on other nodes cannot read weights from this one's memory: add --checkpoint-engine-backend "
+            "gloo, or give roles fewer cards"
         )
+    if lend_cores:
+        raise ConfigError(f"{why}cores are lent within one node only: leave --lend-cores out")
+    return True
+
+
+def check_engines(nodes: Sequence[str], cards_per_engine: int) -> None:
+    """Raise where an engine's cards, consecutive ones of `nodes` (the node of each card), are on several nodes."""
+    for first in range(0, len(nodes) - cards_per_engine + 1, cards_per_engine):
+        if len(set(nodes[first : first + cards_per_engine])) > 1:
+            raise ConfigError(
+                f"--rollout-num-gpus-per-engine {cards_per_engine} does not divide the cards that the nodes have left "
+                f"for rollout ({', '.join(str(nodes.count(node)) for node in dict.fromkeys(nodes))}), and an engine "
+                "must be on one node: use smaller engines, or other numbers in --resource"
+            )
 
 
 def check_slots(resource: Mapping[str, RoleResource], *, colocate: bool, total: float, free: float) -> None:
@@ -140,9 +175,8 @@ def group_sizes(resource: Mapping[str, RoleResource], *, colocate: bool) -> dict
     return {"shared": shared, **sizes}
 
 
-def _sorted_bundles(group: Any) -> list[int]:
-    """Bundle indices, those of one node together, in the order of the nodes' ids."""
+def _nodes_of_bundles(group: Any) -> dict[int, str]:
+    """{bundle index: id of its node}."""
     from ray.util.placement_group import placement_group_table
 
-    nodes = placement_group_table(group)["bundles_to_node_id"]
-    return sorted(nodes, key=lambda index: (nodes[index], index))
+    return placement_group_table(group)["bundles_to_node_id"]

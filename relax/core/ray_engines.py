@@ -12,6 +12,7 @@ from relax.config.run import RunConfig
 from relax.core.placement import Placement
 from relax.core.run_folder import RunFolder
 from relax.distributed.ray.handles import translated
+from relax.distributed.ray.worker import LOOPBACK
 from relax.utils.errors import EngineLost, RoleLost
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class RayEngines:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._ends: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self._next = 0
+        self._spread = False
 
     # ------------------------------------------------------------------ engines that the run starts with
 
@@ -49,8 +51,9 @@ class RayEngines:
             first_card = place * self._config.cluster.rollout_num_gpus_per_engine
             self._create(self.new_name(), placement.seat("rollout", first_card).options)
 
-    async def start_first(self) -> dict[str, str]:
-        """{engine: url} once all of them answer; the first failure is raised."""
+    async def start_first(self, *, spread: bool = False) -> dict[str, str]:
+        """{engine: url} once all of them answer; the first failure is raised. `spread`: over several nodes."""
+        self._spread = spread
         names = list(self._workers)
         async with asyncio.TaskGroup() as starting:
             tasks = [starting.create_task(self._start(name)) for name in names]
@@ -119,7 +122,9 @@ class RayEngines:
 
     async def _start(self, name: str) -> str:
         self._hosting.add(name)
-        build = ("relax.core.build:build_engine", (self._config, self._folder.log(f"{name}-process")))
+        worker = await translated(self._workers[name].ready.remote(), name, self._folder.log(name))
+        host = worker["host"] if self._spread else LOOPBACK
+        build = ("relax.core.build:build_engine", (self._config, self._folder.log(f"{name}-process"), host))
         url = await translated(self._workers[name].build.remote(name, *build), name, self._folder.log(name))
         self._watch(name)
         return url

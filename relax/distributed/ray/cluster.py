@@ -40,6 +40,7 @@ class Cluster:
     free_slots: float = 0.0
     node: str = ""  # the resource that only this process's node has
     here: Mapping[str, float] = field(default_factory=dict)  # resources of that node, used ones included
+    host: str = ""  # address of that node
     folder: ExitStack = field(default_factory=ExitStack)  # holds the folder of a private cluster
 
     def close(self) -> None:
@@ -127,14 +128,14 @@ def _without_job_variables(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in given}
 
 
-def _this_node() -> tuple[str, Mapping[str, float]]:
-    """(name of the resource that stands for this process's node, all resources of the node)."""
+def _this_node() -> tuple[str, Mapping[str, float], str]:
+    """(name of the resource that stands for this process's node, all resources of the node, its address)."""
     import ray
 
     own = ray.get_runtime_context().get_node_id()
-    resources = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == own)
-    names = [name for name in resources if name.startswith("node:") and "__" not in name]
-    return names[0], resources
+    node = next(node for node in ray.nodes() if node["NodeID"] == own)
+    names = [name for name in node["Resources"] if name.startswith("node:") and "__" not in name]
+    return names[0], node["Resources"], node["NodeManagerAddress"]
 
 
 def _start_private(namespace: str, slots: int, dashboard: bool, env: Mapping[str, str]) -> Cluster:

@@ -18,10 +18,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from relax.utils.errors import InternalError
+from relax.utils.errors import InfrastructureError, InternalError
 from relax.utils.http_utils import close_session
 from relax.utils.stacks import answer_as
 
+LOOPBACK = "127.0.0.1"
 # Launchers of several machines set these for processes of their own; a training rank is told its own ones.
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -29,10 +30,21 @@ RENDEZVOUS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 class Worker:
     """Hosts roles by name. Every method is async, so calls interleave on one event loop."""
 
-    def __init__(self, name: str, env: Mapping[str, str], preload: Sequence[str], log_path: str | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        env: Mapping[str, str],
+        preload: Sequence[str],
+        log_path: str | None,
+        several_nodes: bool = False,
+    ) -> None:
         self._name = name
         for variable in RENDEZVOUS:
             os.environ.pop(variable, None)
+        if several_nodes:  # collectives must not take the interface of the host's name, which may be loopback
+            interface = interface_of(_node_ip())
+            for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                os.environ.setdefault(variable, interface)
         os.environ.update(env)
         if log_path is not None:
             _log_to(Path(log_path))
@@ -98,6 +110,17 @@ def _log_to(path: Path) -> None:
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
+
+
+def interface_of(address: str) -> str:
+    """Name of this machine's network interface that has `address`."""
+    import psutil
+
+    interfaces = psutil.net_if_addrs()
+    for name, addresses in interfaces.items():
+        if any(entry.address == address for entry in addresses):
+            return name
+    raise InfrastructureError(f"no network interface of this machine has the address {address} of its Ray node")
 
 
 def _node_ip() -> str:

@@ -3,23 +3,47 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from relax.config.resources import parse_resource
-from relax.core.placement import check_one_node, group_sizes
+from relax.core.placement import check_engines, group_sizes, spreads
 from relax.utils.errors import ConfigError
 
 FOUR = parse_resource({"actor": [1, 2], "rollout": [1, 2]})
 
 
-def test_a_run_that_fits_only_on_several_nodes_is_refused_and_told_to_need_one_node():
-    with pytest.raises(ConfigError, match=r"needs 4 cards; the cluster has 6 of them, this node 3, .* on one node"):
-        check_one_node(FOUR, colocate=False, here=3, total=6)
+def placed(*, here: float, transport: str = "gloo", colocate: bool = False, lend_cores: bool = False) -> bool:
+    return spreads(FOUR, colocate=colocate, here=here, transport=transport, lend_cores=lend_cores)
 
 
-def test_one_node_with_as_many_cards_is_enough():
-    check_one_node(FOUR, colocate=False, here=4, total=6)
-    check_one_node(FOUR, colocate=True, here=2, total=6)  # actor and rollout share theirs
+def test_a_run_that_fits_its_node_stays_there_and_a_larger_one_is_spread():
+    assert not placed(here=4)
+    assert not placed(here=4, transport="shm", lend_cores=True)
+    assert not placed(here=2, colocate=True)  # actor and rollout share theirs
+    assert placed(here=3)
+    assert placed(here=1, colocate=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ({"transport": "shm"}, r"needs 4 cards, this node has 3, .* add --checkpoint-engine-backend gloo"),
+        ({"lend_cores": True}, r"cores are lent within one node only: leave --lend-cores out"),
+    ],
+)
+def test_what_needs_the_memory_of_one_node_is_refused_on_several(setting: dict[str, Any], problem: str):
+    with pytest.raises(ConfigError, match=problem):
+        placed(here=3, **setting)
+
+
+def test_an_engine_is_on_one_node():
+    check_engines(["a", "a", "b", "b"], 2)
+    check_engines(["a", "b", "c"], 1)
+    check_engines([], 8)
+    with pytest.raises(ConfigError, match=r"--rollout-num-gpus-per-engine 2 does not divide .* \(3, 1\)"):
+        check_engines(["a", "a", "a", "b"], 2)
 
 
 def test_colocate_shares_the_cards_of_the_larger_role_and_other_modes_give_each_role_its_own():

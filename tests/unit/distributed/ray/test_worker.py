@@ -1,5 +1,5 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
-"""What a worker keeps of the environment of its machine."""
+"""What a worker keeps of the environment of its machine, and which interface its collectives take."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from relax.distributed.ray.worker import Worker
+from relax.distributed.ray.worker import LOOPBACK, Worker, interface_of
+from relax.utils.errors import InfrastructureError
 
 
 async def test_a_launchers_number_of_machines_is_no_number_of_training_ranks(monkeypatch: pytest.MonkeyPatch):
@@ -21,3 +22,11 @@ async def test_a_launchers_number_of_machines_is_no_number_of_training_ranks(mon
         "0",
         "kept",
     ]
+
+
+def test_the_interface_is_the_one_that_has_the_nodes_address():
+    assert interface_of(LOOPBACK) == "lo"
+    with pytest.raises(
+        InfrastructureError, match=r"no network interface of this machine has the address 192\.0\.2\.1"
+    ):
+        interface_of("192.0.2.1")  # reserved for documentation, so no machine has it
