@@ -148,14 +148,15 @@ def free_port() -> int:
 
 def jobs_client(address: str) -> JobSubmissionClient | None:
     """The job server's client, None while it does not answer; ConfigError where it refuses our token."""
+    from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
     try:
         return JobSubmissionClient(address)
     except ConnectionError:
         return None
-    except RuntimeError as error:
-        if _is_refusal(error):
+    except (RuntimeError, AuthenticationError) as error:
+        if isinstance(error, AuthenticationError) or _is_refusal(error):
             raise ConfigError(
                 f"the cluster of {address} asks for a token that this machine does not have: export the same "
                 "RAY_AUTH_TOKEN on every machine (or RAY_AUTH_TOKEN_PATH, a file that holds it) and start again"

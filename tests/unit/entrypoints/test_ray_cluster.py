@@ -7,6 +7,8 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +142,27 @@ def test_a_process_that_waits_for_its_parent_is_not_alive() -> None:
 def test_errors_have_the_exit_codes_of_their_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert ray_cluster.main(["result", "--address", "http://127.0.0.1:1", "relax-1"]) == 5
     assert "so how job relax-1 ended is not known" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "status",
+    [401, 403],  # no token, and a wrong one
+)
+def test_a_job_server_that_refuses_the_token_is_no_server_that_is_still_starting(status: int) -> None:
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", "12")
+            self.end_headers()
+            self.wfile.write(b"Unauthorized")
+
+        def log_message(self, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with pytest.raises(ConfigError, match="export the same RAY_AUTH_TOKEN"):
+            ray_cluster.jobs_client(f"http://127.0.0.1:{server.server_port}")
+    finally:
+        server.shutdown()
+        server.server_close()
