@@ -60,11 +60,12 @@ class Outcomes:
             self.found[report.nodeid] = report.outcome
 
 
-def run_tests(ids: list[str]) -> dict[str, str]:
+def run_tests(ids: list[str], *, slow: bool) -> dict[str, str]:
     """{test: outcome} of the tests with these ids, each test once, in one call of pytest."""
     outcomes = Outcomes()
     if ids:
-        code = pytest.main(["-q", "-p", "no:cacheprovider", *(f"{ROOT}/{name}" for name in ids)], plugins=[outcomes])
+        options = ["-q", "-p", "no:cacheprovider", *(["--slow"] if slow else [])]
+        code = pytest.main([*options, *(f"{ROOT}/{name}" for name in ids)], plugins=[outcomes])
         if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             raise SystemExit(f"pytest could not run the named tests ({code!r}); its message is above")
     return outcomes.found
@@ -119,7 +120,7 @@ def check(promises: list[Promise], *, everything: bool) -> dict[int, str]:
     proofs = sorted({proof for promise in promises for proof in promise.shown_by})
     heavy = [proof for proof in proofs if proof.startswith(HEAVY)]
     chosen = proofs if everything else [proof for proof in proofs if proof not in heavy]
-    tests = run_tests([proof for proof in chosen if not proof.startswith("python ")])
+    tests = run_tests([proof for proof in chosen if not proof.startswith("python ")], slow=everything)
     found = {proof: outcome_of(proof, tests) for proof in proofs}
     found |= {proof: run_command(proof) for proof in chosen if proof.startswith("python ")}
     return {promise.line: state_of(promise, found) for promise in promises}
@@ -141,7 +142,7 @@ def result(promises: list[Promise], states: dict[int, str]) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=numbers, metavar="LINES", help="lines such as 79-93,125")
-    parser.add_argument("--all", action="store_true", help="also tests and commands that need Ray or a training run")
+    parser.add_argument("--all", action="store_true", help="also what needs Ray, a training run or minutes")
     parser.add_argument("--list", action="store_true", help="print every line and what shows it; run nothing")
     args = parser.parse_args(argv)
     promises = [promise for promise in read_promises() if args.only is None or promise.line in args.only]
