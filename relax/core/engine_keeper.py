@@ -119,6 +119,8 @@ class EngineKeeper:
             self._loop.decide(ev.EngineLeft(name, reason))
 
     def _check_left(self, name: str) -> None:
+        if self._loop.manifest is None:
+            return  # no engine has joined yet: the first version is told who is there
         if not self._loop.scheduler.engines and not self._starting:
             raise EngineLost(f"{name}, the last engine: {self._dead.get(name, 'gone')}")
 
@@ -127,6 +129,8 @@ class EngineKeeper:
         for name in failed:
             if name not in self._starting and name not in self._dead:
                 await self._pool.end(name)
+        if not failed and self._dead:
+            self._check_left(list(self._dead)[-1])
 
     async def _recover(self, order: EngineOrder) -> None:
         names = [name for name in self._dead if name not in self._starting]
@@ -159,10 +163,10 @@ class EngineKeeper:
     async def _join(self, name: str, url: str) -> int:
         """Give an engine the newest version, then work -> the version."""
         loop = self._loop
+        await loop.has_version.wait()
         async with loop.installing:
             manifest = loop.manifest
-            if manifest is None:
-                raise WeightSyncError("there is no version yet that an engine could join with")
+            assert manifest is not None
             status = await self._rollout.join_engine(name, url, manifest)
             if not status.ok:
                 await self._rollout.forget_engine(name)

@@ -91,6 +91,7 @@ class TrainingLoop:
     on_versions: Callable[[WeightManifest, dict[str, int]], Awaitable[None]] | None = None  # published, {engine: held}
     on_no_engine: Callable[[Sequence[str]], Awaitable[None]] | None = None  # engines that refused the newest version
     manifest: WeightManifest | None = None  # the newest published version
+    has_version: asyncio.Event = field(default_factory=asyncio.Event)  # there is one
     installing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while versions or engines change
     stop_requested: bool = False  # by a role's /stop_service; the run ends after the rollout in training
     _stopping: bool = False
@@ -437,6 +438,7 @@ class TrainingLoop:
         self.journal.append(ev.Weights(manifest.version, {entry.name: entry.checksum for entry in manifest.tensors}))
         self.decide(ev.Published(manifest.version))
         self.manifest = manifest
+        self.has_version.set()
 
     async def _tell_versions(self, manifest: WeightManifest) -> None:
         if self.on_versions is not None:

@@ -56,6 +56,34 @@ def test_the_last_engine_of_a_run_without_fault_tolerance_ends_it(tmp_path: Path
         play(QUIET, tmp_path, script=script)
 
 
+async def kill_before_the_first_version(world: ElasticWorld) -> None:
+    assert world.loop.manifest is None
+    world.kill("engine-0")
+
+
+def test_the_only_engine_dies_before_there_is_a_version_and_joins_with_the_first_one(tmp_path: Path):
+    world = play(QUIET, tmp_path, settings=RELAUNCH, script=kill_before_the_first_version)
+    check(world)
+    assert membership(world) == [("engine_joined", "engine-0")]
+
+
+@pytest.mark.parametrize("settings", [KeeperSettings(), RELAUNCH], ids=["stays_away", "does_not_start_again"])
+def test_one_of_two_engines_dies_before_there_is_a_version_and_the_run_goes_on(
+    tmp_path: Path, settings: KeeperSettings
+):
+    plan = replace(QUIET, num_engines=2)
+    world = play(plan, tmp_path, settings=settings, script=kill_before_the_first_version, broken_launches=3)
+    check(world)
+    assert membership(world) == [("engine_joined", "engine-1")]
+
+
+def test_the_only_engine_dies_before_there_is_a_version_and_does_not_start_again(tmp_path: Path):
+    with pytest.raises(EngineLost, match="engine-0, the last engine: engine-0 does not start"):
+        play(QUIET, tmp_path, settings=RELAUNCH, script=kill_before_the_first_version, broken_launches=3)
+    with pytest.raises(EngineLost, match="no engine is left"):
+        play(QUIET, tmp_path / "without", script=kill_before_the_first_version)
+
+
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 def test_the_only_engine_dies_and_comes_back_with_the_newest_version(tmp_path: Path, staleness: int):
     async def script(world: ElasticWorld) -> None:
