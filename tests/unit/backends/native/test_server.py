@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,10 +18,19 @@ import torch
 
 from relax.backends.base import EngineConfig
 from relax.backends.engine_client import EngineRefused, HttpEngineClient
+from relax.backends.native.server import listen_on
 from relax.backends.native.spec import NativeEngine
 from relax.utils.errors import ConfigError
 
 START_S = 120.0
+
+
+def test_answers_do_not_wait_for_the_acknowledgement_of_their_headers():
+    """Headers and body are two writes: without TCP_NODELAY the second one waits 40 ms for the peer's delayed ACK."""
+    with listen_on("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
 class EngineProcess:
