@@ -19,8 +19,9 @@ import pytest
 from relax.utils.collect_stacks import collect, living, report
 from relax.utils.stacks import FOLDER, NAME, answering
 
-HELD_UP = "import ctypes; ctypes.PyDLL(None).sleep(60)"  # a C function that keeps the interpreter's lock
-OWN_HANDLER = "import signal, time; signal.signal(signal.SIGUSR2, print); answer_as('own'); print(flush=True); "
+# A C function that keeps the interpreter's lock; what it runs says when it does, and ends with its standard input.
+HELD_UP = "import ctypes; ctypes.PyDLL(None).system(b'echo; read line')"
+OWN_HANDLER = "import signal; signal.signal(signal.SIGUSR2, print); answer_as('own'); "
 
 
 @contextmanager
@@ -28,14 +29,16 @@ def child(folder: Path, code: str, *, register: str = "answer_as('child'); print
     """A process of the run, from the moment that it answers."""
     words = f"from relax.utils.stacks import answer_as; {register}{code}"
     environment = {**os.environ, FOLDER: str(folder), NAME: ""}
-    process = subprocess.Popen([sys.executable, "-c", words], env=environment, stdout=subprocess.PIPE)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", words], env=environment, **pipes)
     try:
-        assert process.stdout is not None
+        assert process.stdout is not None and process.stdin is not None
         process.stdout.readline()
         yield process.pid
     finally:
         process.kill()
         process.wait()
+        process.stdin.close()
         process.stdout.close()
 
 
@@ -71,7 +74,7 @@ async def test_a_task_is_told_with_its_awaits_and_what_it_waits_for(tmp_path: Pa
 
 
 def test_a_process_whose_interpreter_is_held_up_tells_its_threads(tmp_path: Path) -> None:
-    with child(tmp_path, HELD_UP):
+    with child(tmp_path, HELD_UP, register="answer_as('child'); "):
         (found,) = collect(tmp_path, answer_s=1.0, signal_s=20.0)
         assert found.state == "threads only"
         assert "most recent call first" in found.new
