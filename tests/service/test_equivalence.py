@@ -101,5 +101,5 @@ def test_two_optimizer_steps_a_rollout_stream_alike_in_every_mode(inputs, tmp_pa
 
 def test_arrival_order_agrees_up_to_rounding(by_mode, inputs, tmp_path):
     done = short_run(inputs, tmp_path / "arrival", "--hybrid", *STREAMED, "--stream-order", "arrival", num_rollout=1)
-    for name in ("train/policy_loss", "train/grad_norm"):
-        assert done.metrics(name)[0] == pytest.approx(by_mode["hybrid"].metrics(name)[0], rel=1e-6), name
+    for name in ("train/policy_loss", "train/grad_norm"):  # a first loss is the mean of terms near 1 that cancel
+        assert done.metrics(name)[0] == pytest.approx(by_mode["hybrid"].metrics(name)[0], rel=1e-6, abs=1e-7), name
