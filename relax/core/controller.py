@@ -57,8 +57,8 @@ from relax.utils.stacks import answering
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# What ends a run and leaves the weights as good as they were: a signal, the machine, the user's data or code.
 WAITED_IN_VAIN = (Stuck, BusTimeout)  # what the processes were doing explains these
+# What ends a run and leaves the weights as good as they were: a signal, the machine, the user's data or code.
 SAVES_AT_EXIT = (asyncio.CancelledError, InfrastructureError, DataError, UserCodeError, OSError)
 
 

@@ -129,7 +129,7 @@ class EngineKeeper:
         for name in failed:
             if name not in self._starting and name not in self._dead:
                 await self._pool.end(name)
-        if not failed and self._dead:
+        if not failed and self._dead:  # all had died before the first version: no death found that out
             self._check_left(list(self._dead)[-1])
 
     async def _recover(self, order: EngineOrder) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 SWITCH = "RELAX_LIGHT_IMPORTS"  # "1" in every process of a run; plain scripts of the same environment are left alone
 PACKAGE = "tensordict"
-MARKS = ("allow_in_graph", "assume_constant_result", "disable")  # of torch.compiler: return the function they mark
+MARKS = ("allow_in_graph", "assume_constant_result")  # of torch.compiler: return the function that they mark
 
 
 def install_hook() -> None:
@@ -54,5 +54,5 @@ def _unmarked(execute: Any) -> Any:
     return exec_module
 
 
-def _same(function: Any = None, *args: Any, **options: Any) -> Any:
-    return _same if function is None else function  # called with options alone, a mark gives a decorator
+def _same(function: Any) -> Any:
+    return function

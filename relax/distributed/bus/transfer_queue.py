@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# TransferQueue reads these at import, so each process that touches it needs them: put them into the job's
-# runtime environment too.
+# Read when TransferQueue is imported, by itself or by our hook, so each process that touches it needs them: put them
+# into the job's runtime environment too.
 ENVIRONMENT = {
     "TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT": "5",
     "TQ_SIMPLE_STORAGE_MAX_ATTEMPTS": "2",
