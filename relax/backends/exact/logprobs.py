@@ -1,7 +1,7 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """Log-probs of the distribution really sampled from: one function for the engine and for training.
 
-Order of operations, the same on both sides: rows padded to a multiple of four -> head -> float -> divide by the
+Order of operations, the same on both sides: rows padded (`padded_rows`) -> head -> float -> divide by the
 temperature -> suppressed ids to -inf -> log_softmax.
 """
 
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relax.backends.exact.segments import ROW_MULTIPLE
+from relax.backends.exact.segments import MIN_ROWS, ROW_MULTIPLE, padded_rows
 
 
 def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`[R, D]` -> `[R, V]` in the model's dtype; rows are padded for the matrix product."""
-    padded = F.pad(hidden, (0, 0, 0, -len(hidden) % ROW_MULTIPLE))
+    padded = F.pad(hidden, (0, 0, 0, padded_rows(len(hidden)) - len(hidden)))
     return F.linear(padded, weight, bias)[: len(hidden)]
 
 
@@ -75,7 +75,7 @@ def examine(
     chunk: int = 1024,
 ) -> Examined:
     """Log-probs of `targets [R]` in the distribution that truncation leaves, and their rank in it. Forward only."""
-    chunk = max(ROW_MULTIPLE, chunk - chunk % ROW_MULTIPLE)
+    chunk = max(MIN_ROWS, chunk - chunk % ROW_MULTIPLE)
     log_probs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
     above = torch.empty_like(log_probs)
     for start in range(0, len(targets), chunk):
@@ -104,7 +104,7 @@ def token_log_probs(
 
     Differentiable in `hidden`, `weight` and `bias`; the backward computes the logits again unless they fit one chunk.
     """
-    chunk = max(ROW_MULTIPLE, chunk - chunk % ROW_MULTIPLE)
+    chunk = max(MIN_ROWS, chunk - chunk % ROW_MULTIPLE)
     log_probs, entropies = _TokenLogProbs.apply(hidden, weight, bias, targets, temperature, suppressed, chunk, entropy)
     return log_probs, entropies if entropy else None
 

@@ -1,12 +1,13 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """Encoder calls and placeholder rows of images, videos and audio clips.
 
-Every encoder call ends in one dummy item of a full chunk (an image of four merged tokens, or a silent clip of one
-chunk), so that neither row counts nor chunk padding depend on which items share the call.
+Every encoder call ends in one dummy item (a grey image or a silent clip of full chunks) of at least `MIN_ROWS` tokens,
+so that neither row counts nor chunk padding depend on which items share the call.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from relax.backends.exact.segments import MIN_ROWS
 from relax.utils.errors import ConfigError, DataError
 from relax.utils.types import MediaFeatures
 
@@ -45,8 +47,9 @@ def encode_visual(tower: nn.Module, features: Sequence[MediaFeatures]) -> list[E
         pixels.append(_tensor(item, "pixel_values_videos" if prefix == "video" else "pixel_values"))
         grids.append(_tensor(item, f"{prefix}_grid_thw").long().reshape(3))
     width = pixels[0].shape[-1] if pixels else patch_width(tower)
-    pixels.append(torch.zeros(4 * merge * merge, width))
-    grids.append(torch.tensor([1, 2 * merge, 2 * merge]))
+    side = merge * math.isqrt(MIN_ROWS)
+    pixels.append(torch.zeros(side * side, width))
+    grids.append(torch.tensor([1, side, side]))
     parameter = next(tower.parameters())
     grid = torch.stack(grids).to(parameter.device)
     out = tower(torch.cat(pixels).to(parameter.device, parameter.dtype), grid_thw=grid, return_dict=True)
@@ -58,10 +61,11 @@ def encode_visual(tower: nn.Module, features: Sequence[MediaFeatures]) -> list[E
 
 
 def encode_audio(tower: nn.Module, features: Sequence[MediaFeatures]) -> list[EncodedItem]:
-    """One call of the audio tower over `features` and a silent clip of one full chunk."""
+    """One call of the audio tower over `features` and a silent clip of full chunks."""
     clips = [_tensor(item, "input_features") for item in features]
     mels = clips[0].shape[0] if clips else tower.num_mel_bins
-    clips.append(torch.zeros(mels, 2 * tower.n_window))
+    chunk = 2 * tower.n_window
+    clips.append(torch.zeros(mels, chunk * -(-MIN_ROWS // audio_tokens(chunk, tower.n_window))))
     parameter = next(tower.parameters())
     lengths = torch.tensor([clip.shape[1] for clip in clips], device=parameter.device)
     frames = torch.cat(clips, 1).to(parameter.device, parameter.dtype)

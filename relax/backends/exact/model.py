@@ -142,7 +142,7 @@ class ExactModel(nn.Module):
     @property
     def query_multiple(self) -> int:
         """Argument `multiple` of `build_plan` and `engine_plan`."""
-        return query_multiple(self.text_config.num_attention_heads, self.num_kv_heads)
+        return query_multiple(self.text_config.num_attention_heads, self.num_kv_heads, self.head_dim)
 
     def _check(self) -> None:
         name = type(self.hf).__name__

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from relax.backends.exact.attention import weighted_sum
 from relax.backends.exact.kv_pool import KVPool
 from relax.backends.exact.media import EncodedItem, patch_width
 from relax.backends.exact.model import ExactModel
-from relax.backends.exact.segments import Segment, build_plan, engine_plan
+from relax.backends.exact.segments import MIN_ROWS, ROW_MULTIPLE, Segment, build_plan, engine_plan
 from relax.utils.types import MediaFeatures
 
+_ROWS = (*range(MIN_ROWS, 64, ROW_MULTIPLE), 128, 256)
+_OUTPUTS = 1024  # columns of a layer that are computed: enough for the kernel of wide layers, cheap in large models
 _PROMPT = 9
 _RESPONSES = (7, 6, 3)
 
@@ -32,6 +35,9 @@ def probe(model: ExactModel, *, single_calls: bool = True) -> tuple[bool, str]:
         return False, f"attention {model.attn!r} is not the exact one"
     if not _padding_keeps_bits(model):
         return False, "sums over keys depend on the padding behind them on this machine"
+    width = _width_that_reads_row_counts(model)
+    if width:
+        return False, f"products of rows of {width} numbers depend on how many rows share them on this machine"
     different = [name for name in model.towers if not _company_keeps_bits(model, name)]
     if different and not single_calls:
         return False, f"items that share a call of {different} change each other's bits on this machine"
@@ -58,6 +64,17 @@ def _padding_keeps_bits(model: ExactModel) -> bool:
     weights, values = weights.to(device, dtype), values.to(device, dtype)
     results = [weighted_sum(weights[:, :, :n].contiguous(), values[:, :n].contiguous()) for n in (112, 128, 400)]
     return all(torch.equal(r, results[0]) for r in results)
+
+
+def _width_that_reads_row_counts(model: ExactModel) -> int | None:
+    """Width of the first linear layers whose rows get other bits in a product of fewer rows; None: there is none."""
+    weights = {m.in_features: m.weight[:_OUTPUTS] for m in model.text_model.modules() if isinstance(m, nn.Linear)}
+    for width, weight in weights.items():
+        rows = torch.randn(_ROWS[-1], width, generator=torch.Generator().manual_seed(1)).to(weight)
+        whole = F.linear(rows, weight)
+        if any(not torch.equal(F.linear(rows[:n].clone(), weight), whole[:n]) for n in _ROWS):
+            return width
+    return None
 
 
 def _company_keeps_bits(model: ExactModel, tower: str) -> bool:

@@ -3,7 +3,7 @@
 
 A packed forward holds the token rows of many sequences in one flat batch. A plan cuts the attention of that batch
 into rectangles (`Block`) of `N` pieces x `L` query places x `C` key places. Rectangles are padded so that every
-matrix product has a row count that is a multiple of four and a key count that is a multiple of sixteen: with that the
+matrix product has a row count that `padded_rows` allows and a key count that is a multiple of sixteen: with that the
 bits of a row depend neither on the batch around it nor on how its prompt was split.
 """
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from relax.backends.exact.kv_pool import KVPool
 
 ROW_MULTIPLE = 4  # rows of every matrix product
+# Products of fewer rows take kernels of their own, by the width of the rows (MKL with AVX-512, measured: below 6 rows
+# from 96 columns on, below 11 from 256 on, below 16 from 384 on; none up to 64 columns).
+MIN_ROWS = 16
+NARROW = 64
 KEY_MULTIPLE = 16  # key places; one vector register of float32, so that padding never moves a partial sum
 MAX_QUERY_ROWS = 256  # a longer piece is cut: each cut sees only the keys up to its own end
 BLOCK_OVERHEAD = 65536  # N x L x C places that cost as much as one more rectangle
@@ -33,9 +37,16 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def query_multiple(num_heads: int, num_kv_heads: int) -> int:
+def padded_rows(count: int) -> int:
+    """Rows that a product over `count` rows is padded to."""
+    return max(MIN_ROWS, round_up(count, ROW_MULTIPLE))
+
+
+def query_multiple(num_heads: int, num_kv_heads: int, head_dim: int) -> int:
     """Query places a piece is padded to: heads of one key-value head share the rows of a matrix product."""
-    return ROW_MULTIPLE // math.gcd(ROW_MULTIPLE, num_heads // num_kv_heads)
+    group = num_heads // num_kv_heads
+    places = ROW_MULTIPLE // math.gcd(ROW_MULTIPLE, group)
+    return places if head_dim <= NARROW else round_up(-(-MIN_ROWS // group), places)
 
 
 @dataclass(frozen=True)
@@ -85,7 +96,7 @@ class Block:
 class AttentionPlan:
     """Attention of one packed forward of `num_rows` token rows, the last ones being padding."""
 
-    num_rows: int  # a multiple of four
+    num_rows: int  # as `padded_rows` says
     num_real: int
     blocks: tuple[Block, ...]
     pool: KVPool | None = None  # None: keys are the packed rows themselves
@@ -122,7 +133,7 @@ def build_plan(segments: Sequence[Segment], *, multiple: int = ROW_MULTIPLE, dev
         chains.append(own[place] if parent is None else np.concatenate([chains[parent], own[place]]))
         positions.append(_segment_positions(segment, None if parent is None else positions[parent]))
     real = int(starts[-1])
-    total = round_up(max(real, 1), ROW_MULTIPLE)
+    total = padded_rows(real)
     pieces = [_Piece(int(starts[i]), len(own[i]), chains[i]) for i in range(len(segments)) if len(own[i])]
     plan = AttentionPlan(total, real, _blocks(pieces, multiple, device))
     tokens = np.concatenate([*(s.tokens for s in segments), np.zeros(total - real, np.int64)]).astype(np.int64)
@@ -180,7 +191,7 @@ def engine_plan(
         blocks = _blocks(pieces, multiple, device, zero_row=pool.zero_row)
         written = np.concatenate([p.keys[len(p.keys) - p.length :] for p in pieces])
     write_rows = torch.from_numpy(written.astype(np.int64)).to(device)
-    return AttentionPlan(round_up(real, ROW_MULTIPLE), real, blocks, pool, write_rows)
+    return AttentionPlan(padded_rows(real), real, blocks, pool, write_rows)
 
 
 def _decode_blocks(
