@@ -4,11 +4,14 @@
 import ast
 import functools
 import importlib
+import itertools
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+from relax.config.command_line import known_flags
 from relax.entrypoints.hooks import problem_of
 from scripts.tools.make_docs import PAGES
 from tests.documented_commands import Command, check, commands_of
@@ -18,7 +21,7 @@ FOLDERS = ("docs", "examples", ".codewiz")
 WRITTEN = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 GUIDES = [page for page in WRITTEN if page.name != "CHANGELOG.md"]  # the changelog speaks of the past
 PYTHON_BLOCKS = [
-    pytest.param(block, id=f"{page.relative_to(ROOT)}-{place}")
+    pytest.param(page, block, id=f"{page.relative_to(ROOT)}-{place}")
     for page in GUIDES
     for place, block in enumerate(re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL))
 ]
@@ -58,6 +61,65 @@ def test_messages_that_troubleshooting_explains_are_in_the_code():
     fixed = [max(re.split(value, text), key=len).split() for text in quoted]
     windows = [[" ".join(words[i : i + 3]) for i in range(max(1, len(words) - 2))] for words in fixed]
     assert not [runs for runs in windows if not any(run in source for run in runs)]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(page):
+    folders = "|".join(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
+    named = [word.partition("::")[0].rstrip(",;:/") for word in _inline_words(page)]
+    files = [word for word in named if re.fullmatch(rf"(?:\.codewiz|{folders})/[\w./*-]+", word)]
+    assert [file for file in files if not any(ROOT.glob(file))] == []
+
+
+OTHER_PROGRAMS = {"--local_dir", "--dataset", "--shm-size", "--index-url", "--no-deps"}  # of modelscope, docker, pip
+
+
+@pytest.mark.parametrize("page", [page for page in GUIDES if page.name not in PAGES], ids=lambda page: page.stem)
+def test_flags_that_a_page_names_are_known(page):
+    flags = {flag for word in _inline_words(page) for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", word)}
+    known = {*known_flags(), *_flags_in_sources(), *OTHER_PROGRAMS}
+    assert sorted(flag for flag in flags if not {flag, flag.replace("--no-", "--")} & known) == []
+
+
+def _inline_words(page):
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [word for span in re.findall(r"`([^`\n]+)`", prose) for word in span.split()]
+
+
+@functools.cache
+def _flags_in_sources():
+    """Flags of scripts, benchmarks and sub-commands, and those that the training command knows and refuses."""
+    folders = [ROOT / name for name in ("relax", "scripts", "benchmarks", "examples")]
+    files = itertools.chain(*(folder.rglob(f"*.{kind}") for folder in folders for kind in ("py", "sh")))
+    texts = [path.read_text() for path in (*files, ROOT / "tests/conftest.py")]
+    return {flag for text in texts for flag in re.findall(r"--[a-z][\w-]*", text)}
+
+
+@pytest.mark.parametrize("skill", sorted((ROOT / ".codewiz/skills").iterdir()), ids=lambda skill: skill.name)
+def test_a_skill_says_what_it_is_and_leads_to_all_its_pages(skill):
+    text = (skill / "SKILL.md").read_text()
+    front, body = re.match(r"---\n(.*?)\n---\n(.*)", text, re.DOTALL).groups()
+    described = yaml.safe_load(front)
+    assert described.keys() == {"name", "description"}
+    assert described["name"] == skill.name
+    assert 100 < len(described["description"]) <= 1024
+    assert {page.name for page in skill.iterdir()} - {"SKILL.md"} == {*re.findall(r"\]\(([\w-]+\.md)\)", body)}
+
+
+def test_the_skill_covers_the_three_back_ends():
+    pages = " ".join(page.read_text() for page in (ROOT / ".codewiz/skills/model-integration").iterdir())
+    for words in ("| FSDP |", "| Bridge |", "| Raw |", "## Rules for a converter", "# Tensor parallelism", "# Traps"):
+        assert words in pages
+
+
+def test_refusals_that_the_skill_quotes_are_those_of_the_code():
+    rows = re.findall(
+        r"^\| .* \| `([^`]+)` \|$", (ROOT / ".codewiz/skills/model-integration/SKILL.md").read_text(), re.M
+    )
+    source = "\n".join(path.read_text() for path in (ROOT / "relax/backends/exact").glob("*.py"))
+    parts = [part.strip() for row in rows for part in re.split(r"\.\.\.|\bN\b", row)]
+    assert len(rows) == 9
+    assert [part for part in parts if part not in source] == []
 
 
 @functools.cache
@@ -128,13 +190,15 @@ def test_a_block_that_a_shell_refuses_is_found(text, tmp_path):
         commands_of([tmp_path / "page.md"])
 
 
-@pytest.mark.parametrize("block", PYTHON_BLOCKS)
-def test_python_of_a_page_compiles_and_its_hooks_fit_their_flags(block, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("page", "block"), PYTHON_BLOCKS)
+def test_python_of_a_page_compiles_fits_its_flag_and_holds_what_it_asserts(page, block, tmp_path, monkeypatch):
     """A first line `# module.py   --flag module.function` says how the block is used."""
     for node in ast.walk(ast.parse(block)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("relax"):
             module = importlib.import_module(node.module)
             assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+    if "assert " in block:
+        exec(compile(block, str(page), "exec"), {})
     named = re.match(r"# (\w+\.py) +(--[a-z-]+) (\S+)\n", block)
     if named:
         (tmp_path / named[1]).write_text(block)
