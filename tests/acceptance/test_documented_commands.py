@@ -114,6 +114,7 @@ PAGES: dict[int, tuple[str, tuple[str, ...]]] = {
     145: ("docs/models.md", ("changing the model is changing that one flag", "--hf-checkpoint")),
     148: ("docs/architecture.md", ("# Architecture",)),
     149: ("docs/data.md", ("# Data", "## Columns", "## Order, streaming, resume")),
+    150: ("docs/distributed-checkpoint.md", ("# Distributed checkpoint", "Any number of ranks loads it", "DCS")),
     151: ("docs/troubleshooting.md", ("`ray status`", "`ray stop`", "`ray start --head`")),
     152: ("docs/troubleshooting.md", ("CUDA out of memory", "--global-batch-size 128", "--rollout-batch-size 16")),
     154: (
@@ -135,6 +136,8 @@ PAGES: dict[int, tuple[str, tuple[str, ...]]] = {
     288: ("docs/models.md", ("`qwen3.5-9B`", "`qwen3.5-35B-A3B`", "`qwen3-vl-4B`")),
     306: ("docs/models.md", ("hf download Qwen/Qwen3.5-9B --local-dir /root/Qwen3.5-9B",)),
     307: ("docs/models.md", ("hf download Qwen/Qwen3-VL-4B-Instruct --local-dir /root/Qwen3-VL-4B-Instruct",)),
+    448: ("docs/performance-tuning.md", ("# Performance tuning", "`--max-tokens-per-gpu`", "relax explain")),
+    449: ("docs/oom.md", ("# OOM troubleshooting", "`--max-tokens-per-gpu`", "`--recompute-granularity full`")),
 }
 GUIDES = ("quickstart", "running", "launching", "aliases", "models", "data", "troubleshooting")
 
