@@ -39,6 +39,20 @@ def test_links_between_pages_lead_somewhere(page):
     assert not missing
 
 
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_headings_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text())
+    assert [
+        (file, name) for file, name in targets if name not in _headings(page.parent / file if file else page)
+    ] == []
+
+
+def _headings(page):
+    """Names that GitHub gives to the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def test_every_page_can_be_reached_from_the_readme():
     reached, waiting = set(), [ROOT / "README.md"]
     while waiting:
@@ -137,6 +151,40 @@ def test_commands_of_a_page_are_understood(page):
             except AssertionError as error:
                 problems.append(f"{command}\n    {error}")
     assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/zh").glob("*.md")), ids=lambda page: page.stem)
+def test_a_chinese_page_has_the_code_of_its_english_twin(page):
+    """Commands without their comments, and Python likewise; the messages of tables are those of the English page."""
+    twin = ROOT / "docs" / page.name
+    assert [c.words for c in _blocks_of(page)] == [c.words for c in _blocks_of(twin)]
+    python = [
+        re.findall(r"^```python\n(.*?)^```$", side.read_text(), re.MULTILINE | re.DOTALL) for side in (page, twin)
+    ]
+    assert [ast.dump(ast.parse(block)) for block in python[0]] == [ast.dump(ast.parse(block)) for block in python[1]]
+    messages = [
+        {
+            message
+            for row in re.findall(r"^\| ([^|]+) \|", side.read_text(), re.M)
+            for message in re.findall("`.+?`", row)
+        }
+        for side in (page, twin)
+    ]
+    assert sorted(messages[0] - messages[1]) == []
+
+
+def _blocks_of(page):
+    return [command for command in commands() if command.page == page and not command.inline]
+
+
+def test_twins_lead_to_each_other():
+    chinese = {page.name for page in (ROOT / "docs/zh").glob("*.md")}
+    assert len(chinese) == 5
+    for page in (ROOT / "docs").glob("*.md"):
+        assert (f"](zh/{page.name})" in page.read_text()) == (page.name in chinese), page.name
+    for name in chinese:
+        assert f"](../{name})" in (ROOT / "docs/zh" / name).read_text()
+        assert f"](docs/zh/{name})" in (ROOT / "README_zh.md").read_text()
 
 
 def test_the_pages_have_commands():

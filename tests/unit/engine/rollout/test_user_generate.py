@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,6 +120,30 @@ async def test_documented_function_yields_a_trainable_sample(engine, tokenizer_f
     assert out.weight_versions == [3] * 5 + [-1] * len(observation) + [3] * 5
     assert (out.finish_reason, out.matched_stop) == ("stop", 1)
     assert out.response == tokenizer.decode(first + observation + second, skip_special_tokens=False)
+
+
+async def test_the_generate_function_of_the_extending_page_yields_a_trainable_sample(engine, tokenizer_folder):
+    page = (Path(__file__).parents[4] / "docs/extending.md").read_text()
+    (code,) = re.findall(r"^```python\n(# my_agent\.py.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    texts = iter(["I call add(3, 4)", "7"])
+    engine.decode = lambda ids: next(texts)
+    (out,) = await call(
+        names["generate"], make_args(tokenizer_folder), Sample(prompt="3 plus 4?", group_index=7, index=2)
+    )
+
+    tokenizer = tiny_tokenizer()
+    prompt, told = (tokenizer.encode(text, add_special_tokens=False) for text in ("3 plus 4?", " = 7\n"))
+    assert out.loss_mask == [1] * 5 + [0] * len(told) + [1] * 5  # the fake engine answers with five tokens
+    assert out.tokens[: len(prompt)] == prompt
+    assert out.tokens[len(prompt) + 5 : -5] == told
+    sampled = out.tokens[len(prompt) : len(prompt) + 5] + out.tokens[-5:]
+    assert [p for p, mask in zip(out.rollout_log_probs, out.loss_mask, strict=True) if mask] == list(
+        map(log_prob_of, sampled)
+    )
+    assert out.response_length == 10 + len(told)
+    assert out.status == Sample.Status.COMPLETED
 
 
 async def test_requests_of_a_user_function_carry_identity_and_seed(engine, tokenizer_folder):
