@@ -165,6 +165,14 @@ def inline(config: RunConfig) -> Iterator[str]:
         yield '--inline has one training rank and one engine: use --resource \'{"actor": [1, 1], "rollout": [1, 1]}\''
 
 
+def metrics_service(config: RunConfig) -> Iterator[str]:
+    if config.logging.use_metrics_service and (config.cluster.inline or not config.cluster.serve_http):
+        yield (
+            "--use-metrics-service is part of the roles' HTTP routes: leave --inline and --no-serve-http out, or drop "
+            "it: metrics/metrics.jsonl is written in any case"
+        )
+
+
 def resources(config: RunConfig) -> Iterator[str]:
     cluster, roles = config.cluster, config.resource
     cards, per_engine = roles["rollout"].gpus, cluster.rollout_num_gpus_per_engine
@@ -416,6 +424,7 @@ RULES: tuple[Rule, ...] = (
     fault_tolerance,
     streaming,
     inline,
+    metrics_service,
     resources,
     conversion,
     sampling,

@@ -147,6 +147,7 @@ def _machine_defaults(given: Values, machine: Machine) -> None:
     given.fill("num_gpus_per_node", machine.gpus or 8)
     given.fill("offload_train", given["colocate"])
     given.fill("offload_rollout", given["colocate"])
+    given.fill("use_metrics_service", given["serve_http"] and not given["inline"])
     given.fill("bus", "local" if given["inline"] else "transfer_queue")
     given.fill("loss_reduction", "token_mean" if given["calculate_per_token_loss"] else "sample_mean")
 

@@ -86,8 +86,8 @@ _LATER = {
     "media rules beyond token limits": """
         normalize-bbox use-audio-in-video encode-max-workers deepeyes-qwen-vl-patch
     """,
-    "the metrics service and alerts": """
-        use-metrics-service notify-urls timeline-dump-dir
+    "alerts and timelines": """
+        notify-urls timeline-dump-dir
     """,
     "profiling": """
         use-pytorch-profiler profile-step-start profile-step-end profile-target profile-with-stack

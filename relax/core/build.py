@@ -46,6 +46,7 @@ class Wiring:
     engine_urls: Mapping[str, str] = field(default_factory=dict)
     incarnation: int = 0
     namespace: str = ""  # of the run's Ray actors
+    metrics_url: str | None = None  # of the metrics service
     actor_host: str = "127.0.0.1"  # training rank 0, as the engines see it
 
 
@@ -325,7 +326,10 @@ def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = 
     clock = shared.clock if shared else RealClock()
     folder = RunFolder(wiring.run_dir)
     args = config.flat().with_facts(
-        sglang_router_ip=wiring.router_host, sglang_router_port=wiring.router_port, run_dir=str(wiring.run_dir)
+        sglang_router_ip=wiring.router_host,
+        sglang_router_port=wiring.router_port,
+        run_dir=str(wiring.run_dir),
+        metrics_service_url=wiring.metrics_url,
     )
     fleet = EngineFleet(
         shared.engines if shared else http_engines(config, wiring),

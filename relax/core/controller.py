@@ -18,6 +18,7 @@ from relax.config.run import RunConfig
 from relax.core.build import algorithm_options, tables
 from relax.core.critical_path import critical_path
 from relax.core.engine_keeper import EngineKeeper, EnginePool, KeeperSettings
+from relax.core.metrics_link import MetricsDoor, MetricsLink
 from relax.core.prompt_order import PromptOrder
 from relax.core.resume import find_resumption, resume, set_results_aside, start_over
 from relax.core.run_folder import (
@@ -68,6 +69,11 @@ class Deployment(Protocol):
     @property
     def engines(self) -> EnginePool | None:
         """Engines that may come and go; None where they cannot."""
+        ...
+
+    @property
+    def metrics_door(self) -> MetricsDoor | None:
+        """The HTTP side of the metrics service; None where it is off."""
         ...
 
     async def start(self) -> Roles: ...
@@ -175,6 +181,7 @@ class Run:
     journal: FileJournal
     clock: Clock = field(default_factory=RealClock)
     loop: TrainingLoop | None = None
+    metrics_link: MetricsLink | None = None
 
     async def train(self) -> None:
         roles = await self.deployment.start()
@@ -186,6 +193,9 @@ class Run:
         parts = [self.deployment.watch(), _flush(self.journal, self.clock), self.loop.run()]
         if (pool := self.deployment.engines) is not None:
             parts.insert(1, EngineKeeper(self.loop, pool, keeper_settings(self.config)).run())
+        if (door := self.deployment.metrics_door) is not None:
+            self.metrics_link = MetricsLink(self.loop.metrics.collector, door, self.clock)
+            parts.append(self.metrics_link.run())
         await _first_end(*parts)
 
     async def _tell_exactness(self, roles: Roles) -> None:
@@ -246,6 +256,8 @@ class Run:
             line = critical_path(self.loop.metrics.steps, shared=self.config.mode == "colocate")
             if line is not None:
                 print(line, flush=True)
+            if self.metrics_link is not None:
+                await self.metrics_link.finish()
             await asyncio.to_thread(self.loop.metrics.close)
 
 

@@ -18,7 +18,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from relax.components.messages import Roles
 from relax.config.resources import check_fits
 from relax.config.run import RunConfig
 from relax.core.build import Wiring
+from relax.core.metrics_link import MetricsDoor
 from relax.core.placement import Placement, check_slots, on_node, spreads
 from relax.core.ray_engines import RayEngines
 from relax.core.run_folder import RunFolder
@@ -150,6 +151,7 @@ class RayDeployment:
             bus_attachment=attachment.result(),
             engine_urls=urls,
             namespace=self._namespace,
+            metrics_url=f"{self.http_address}/metrics" if self.metrics_door is not None else None,
             actor_host=(await self._await(self._workers["actor-0"].ready.remote(), "actor-0"))["host"],
         )
         return await self._build_roles(wiring)
@@ -270,7 +272,13 @@ class RayDeployment:
             serve.RunTarget(role_app(role, worker, self._namespace), name=role, route_prefix=f"/{role}")
             for role, worker in doors.items()
         ]
-        targets.append(serve.RunTarget(control_app(doors), name="control", route_prefix="/"))
+        targets.append(
+            serve.RunTarget(
+                control_app(doors, metrics=bool(self._config.logging.use_metrics_service)),
+                name="control",
+                route_prefix="/",
+            )
+        )
         serve.run_many(targets)
         self._control = serve.get_app_handle("control")
         self.http_address = f"http://{section.serve_host}:{port}"
@@ -287,6 +295,10 @@ class RayDeployment:
                 await self._control.published.remote(manifest.to_json(), dict(engines))
         except Exception as error:  # the log is told: a door that does not answer must not end the run
             logger.warning("the control door was not told version=%d error=%r", manifest.version, error)
+
+    @property
+    def metrics_door(self) -> MetricsDoor | None:
+        return _MetricsDoor(self._control) if self._control and self._config.logging.use_metrics_service else None
 
     async def watch(self) -> None:
         """Raise when a process that the run needs has died; cancelled when the run ends."""
@@ -358,6 +370,19 @@ class RayDeployment:
             await asyncio.to_thread(self._placement.remove)
         if self._cluster is not None:
             await asyncio.to_thread(self._cluster.close)
+
+
+class _MetricsDoor:
+    """The board in the `control` door, by its handle."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    async def show_metrics(self, board: str, first: int, rows: Sequence[Any]) -> Any:
+        return await self._handle.show_metrics.remote(board, first, rows)
+
+    async def take_reports(self, board: str, after: int, wait_s: float) -> Any:
+        return await self._handle.take_reports.remote(board, after, wait_s)
 
 
 def take_signals_back() -> None:

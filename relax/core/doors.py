@@ -5,18 +5,21 @@
 /{role}/stop_service                         every role: the run ends after the rollout in training
 /rollout/...                                 the rollout role, see rollout_door.py; /rollout/v1/...: chat_door.py
 /dcs_coordinator/...                         membership and weight versions
+/metrics/...                                 the metrics service, see metrics_door.py
 /                                            which roles there are
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI, HTTPException
+from fastapi import APIRouter, FastAPI, HTTPException
+from fastapi.routing import APIRoute
 
 from relax.core.chat_door import add_chat_routes
+from relax.core.metrics_door import build_metrics_routes, process_board
 from relax.core.rollout_door import Call, add_rollout_routes
 from relax.distributed.checkpoint_service.api import build_coordinator_routes
 from relax.distributed.checkpoint_service.base import WeightManifest
@@ -76,22 +79,16 @@ def add_common_routes(http: FastAPI, call: Call) -> None:
         return {"status": "ok"}
 
 
-def control_app(roles: Mapping[str, str]) -> Any:
-    """Doors without cards share one application: the root route and the weight service's coordinator."""
+def control_app(roles: Mapping[str, str], *, metrics: bool) -> Any:
+    """Doors without cards share one application: the root route, the weight service's coordinator, the metrics."""
     from ray import serve
 
-    coordinator = process_coordinator()
-    http = FastAPI(title="Relax control")
-    http.include_router(build_coordinator_routes(coordinator), prefix="/dcs_coordinator")
-
-    @http.get("/")
-    async def root() -> dict[str, Any]:
-        return {"roles": {role: f"/{role}" for role in roles}, "dcs_coordinator": "/dcs_coordinator"}
+    coordinator, http = process_coordinator(), control_routes(roles, metrics=metrics)
 
     @serve.deployment(name="control", num_replicas=1, ray_actor_options=DOOR_OPTIONS, max_ongoing_requests=100)
     @serve.ingress(http)
     class Control:
-        """The coordinator's state lives in this replica; the driver reports versions by handle."""
+        """The coordinator and the metrics board live in this replica; the driver talks to them by handle."""
 
         def __init__(self) -> None:
             answer_as("door-control")
@@ -101,7 +98,49 @@ def control_app(roles: Mapping[str, str]) -> Any:
             for engine, version in engines.items():
                 coordinator.installed(engine, version)
 
+        async def show_metrics(
+            self, board: str, first: int, rows: Sequence[tuple[int, Mapping[str, float]]]
+        ) -> tuple[str, int]:
+            return process_board().show(board, first, rows)
+
+        async def take_reports(
+            self, board: str, after: int, wait_s: float
+        ) -> tuple[str, list[tuple[int, dict[str, Any]]]]:
+            return await process_board().take(board, after, wait_s)
+
     return Control.bind()
+
+
+def control_routes(roles: Mapping[str, str], *, metrics: bool) -> FastAPI:
+    http = FastAPI(title="Relax control")
+    services = {"dcs_coordinator": build_coordinator_routes(process_coordinator())}
+    if metrics:
+        services["metrics"] = build_metrics_routes()
+    for name, router in services.items():
+        add_routes(http, router, f"/{name}")
+
+    @http.get("/")
+    async def root() -> dict[str, Any]:
+        return {"roles": {role: f"/{role}" for role in roles}, **{name: f"/{name}" for name in services}}
+
+    return http
+
+
+def add_routes(http: FastAPI, router: APIRouter, prefix: str) -> None:
+    """Add a router's routes for good.
+
+    `include_router` looks at the functions again when the first request comes. Serve has copied them by then, without
+    the names of their annotations, and a body would be taken for a query parameter.
+    """
+    for route in router.routes:
+        assert isinstance(route, APIRoute)
+        http.add_api_route(
+            prefix + route.path,
+            route.endpoint,
+            methods=sorted(route.methods or ()),
+            response_model=route.response_model,
+            include_in_schema=route.include_in_schema,
+        )
 
 
 class ProcessCoordinator(Coordinator):

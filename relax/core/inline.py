@@ -77,6 +77,10 @@ class InlineDeployment:
     def engines(self) -> None:
         """The one engine lives and dies with this process."""
 
+    @property
+    def metrics_door(self) -> None:
+        """There are no doors."""
+
     async def published(self, manifest: WeightManifest, engines: Mapping[str, int]) -> None:
         """There are no doors that report versions."""
 

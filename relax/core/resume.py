@@ -16,6 +16,7 @@ from relax.core.training_loop import TrainingLoop
 from relax.schedule import events as ev
 from relax.utils.errors import ConfigError
 from relax.utils.jsonl import dumps, read_jsonl
+from relax.utils.metric_collector import is_evaluation
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ def set_results_aside(results: Path | None, metrics: Path, first: int) -> None:
                 path.unlink()
     if metrics.exists():
         rows = list(read_jsonl(metrics))
-        undone = [row for row in rows if row["step"] >= first + (same and "perf/step_s" not in row)]
+        undone = [row for row in rows if row["step"] >= first + (same and is_evaluation(row))]
         if undone:
             _append(metrics.with_name(metrics.name + ".undone"), _lines(undone))
             partial = metrics.with_suffix(".partial")

@@ -10,6 +10,7 @@ from relax.components.messages import AdvantageReport, EvalReport, ReleaseReport
 from relax.core import critical_path
 from relax.schedule.clock import Clock
 from relax.schedule.scheduler import Scheduler
+from relax.utils.metric_collector import EVAL, Collector
 from relax.utils.metrics import Metrics, Sink
 
 OnStep = Callable[[int, dict[str, float]], None]
@@ -23,14 +24,14 @@ OBJECTIVE = ("loss", "policy_loss", "kl_loss", "entropy_loss")
 
 
 class StepMetrics:
-    """Collects one step's numbers and flushes them; what was not measured is absent."""
+    """From reports to the run's own row of a step, which goes to the collector; what was not measured is absent."""
 
     def __init__(
         self, sinks: Sequence[Sink], clock: Clock, on_step: OnStep | None = None, on_eval: OnStep | None = None
     ) -> None:
-        self._sinks, self._clock, self._on_step = tuple(sinks), clock, on_step
-        self._metrics, self._evaluations = Metrics(sinks), Metrics(sinks)
-        self._on_eval = on_eval
+        self.collector = Collector(sinks)
+        self._clock, self._on_step, self._on_eval = clock, on_step, on_eval
+        self._metrics, self._evaluations = Metrics(), Metrics()
         self._ended = clock.now()
         self._sampled = 0
         self._trained_tokens = 0.0
@@ -111,7 +112,7 @@ class StepMetrics:
             metrics.mean(name, value, 1.0)
         metrics.gauge("eval/weight_version", report.version)
         metrics.gauge("perf/eval_s", report.seconds)
-        values = metrics.flush(report.version)
+        values = self.collector.write(report.version, metrics.take(), EVAL)
         if self._on_eval is not None:
             self._on_eval(report.version, values)
 
@@ -121,18 +122,21 @@ class StepMetrics:
         metrics = self._metrics
         metrics.gauge("perf/step_s", seconds)
         metrics.gauge("perf/open_groups", len(scheduler.open))
-        metrics.gauge("perf/dropped_metrics", metrics.dropped)
+        metrics.gauge("perf/dropped_metrics", self.collector.dropped)
+        if self.collector.has_reports:
+            metrics.gauge("perf/missing_reports", self.collector.missing)
+            metrics.gauge("perf/refused_reports", self.collector.refused)
         metrics.gauge("train/weight_version", scheduler.published)
         metrics.count("rollout/sampled_tokens", self._sampled)
         if seconds > 0:
             metrics.gauge("perf/sampled_tokens_per_s", self._sampled / seconds)
             metrics.gauge("perf/trained_tokens_per_s", self._trained_tokens / seconds)
         self._sampled = 0
-        values = metrics.flush(rollout_id)
+        values = self.collector.write(rollout_id, metrics.take())
         self.steps.append({name: value for name, value in values.items() if name in ON_THE_PATH})
         if self._on_step is not None:
             self._on_step(rollout_id, values)
 
     def close(self) -> None:
-        """Close the sinks; they write what they hold."""
-        self._metrics.close()
+        """Write what was reported and has no row yet; the sinks write what they hold."""
+        self.collector.close()

@@ -13,6 +13,7 @@ RelaxError
     EngineLost       5  request
     WeightSyncError  5  request
     RoleLost         5  role
+  MetricConflict     1  run      two roles report different values of one metric
   InternalError      1  none     our own invariant is broken
 """
 
@@ -118,6 +119,12 @@ class RoleLost(InfrastructureError):
     """A role's worker has died."""
 
     retry: Retry = "role"
+
+
+class MetricConflict(RelaxError, ValueError):
+    """Two roles say different things about one metric of a step. The first one's value stays; the run goes on."""
+
+    retry: Retry = "run"
 
 
 class InternalError(RelaxError):

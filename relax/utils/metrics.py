@@ -1,18 +1,18 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
-"""Metrics: one table of names and a recorder that adds up exactly. Where they go: `relax.utils.metric_sinks`.
+"""Metrics: one table of names, and rows that add up exactly. `relax.utils.metric_collector` merges and writes them.
 
 A name outside the table is an error; a metric that was not measured is absent, never zero. Means travel as
-(sum, count) and are divided once, when a step is flushed. `docs/metrics.md` is generated from the table.
+(sum, count) and are divided once, when a step is written. `docs/metrics.md` is generated from the table.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol
 
-from relax.utils.errors import InternalError
+from relax.utils.errors import InternalError, MetricConflict
 
 Kind = Literal["mean", "gauge", "max", "count"]
 
@@ -111,6 +111,17 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("perf/gpu_bytes/{role}", "gauge", "bytes", "allocated device memory"),
     MetricSpec("perf/open_groups", "gauge", "groups", "groups admitted and not yet in installed weights"),
     MetricSpec("perf/dropped_metrics", "gauge", "rows", "rows that a slow sink lost so far"),
+    MetricSpec(
+        "perf/missing_reports", "gauge", "values", "values that roles had for the metrics service and it never got"
+    ),
+    MetricSpec(
+        "perf/refused_reports", "gauge", "values", "reported values that are in no row: conflicts, steps long over"
+    ),
+    # what a user's code reports to the metrics service
+    MetricSpec("custom/{name}", "gauge", "1", "a reported value; the last one of a step"),
+    MetricSpec("custom/{name}/mean", "mean", "1", "mean of the reported values of a step"),
+    MetricSpec("custom/{name}/max", "max", "1", "largest reported value of a step"),
+    MetricSpec("custom/{name}/count", "count", "1", "sum of the reported values of a step"),
 )
 
 
@@ -143,20 +154,59 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
+RUN = "run"  # the owner of what the run itself measures
+
+
+class Row:
+    """One step's values as (sum, count), so that rows of several roles add up to one."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, tuple[float, float]] = {}
+        self._owners: dict[str, str] = {}  # of gauges
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parts
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def add(self, name: str, total: float, count: float = 1.0, *, owner: str = RUN) -> None:
+        """Combine as the table declares. An owner may set its gauge again; another one's value is a conflict."""
+        kind = find_spec(name).kind
+        before = self._parts.get(name)
+        if kind == "mean":
+            if count <= 0:
+                return
+            before = before or (0.0, 0.0)
+            self._parts[name] = before[0] + float(total), before[1] + float(count)
+        elif kind == "count":
+            self._parts[name] = (before[0] if before else 0.0) + float(total), 1.0
+        elif kind == "max":
+            self._parts[name] = max(float(total), before[0] if before else float("-inf")), 1.0
+        else:
+            holder = self._owners.setdefault(name, owner)
+            if before and holder != owner and before[0] != float(total):
+                raise MetricConflict(f"{name} is {before[0]:g} by {holder!r} and {total:g} by {owner!r}")
+            self._parts[name] = float(total), 1.0
+
+    def entries(self) -> list[tuple[str, float, float, str]]:
+        """(name, sum, count, owner) of everything in it."""
+        return [(name, *part, self._owners.get(name, RUN)) for name, part in self._parts.items()]
+
+    def values(self) -> dict[str, float]:
+        """Divided, by name in alphabetical order."""
+        return {name: total / count for name, (total, count) in sorted(self._parts.items())}
+
+
 class Metrics:
     """Adds up one step's measurements. Belongs to one thread."""
 
-    def __init__(self, sinks: Sequence[Sink] = ()) -> None:
-        self._sinks = tuple(sinks)
-        self._sums: dict[str, float] = {}
-        self._counts: dict[str, float] = {}
+    def __init__(self) -> None:
+        self._row = Row()
 
     def mean(self, name: str, total: float, count: float) -> None:
         """Add `count` measurements whose sum is `total`. A zero count measures nothing."""
-        self._check(name, "mean")
-        if count > 0:
-            self._sums[name] = self._sums.get(name, 0.0) + float(total)
-            self._counts[name] = self._counts.get(name, 0.0) + float(count)
+        self._add(name, "mean", total, count)
 
     def means(self, prefix: str, sums: Mapping[str, float], counts: Mapping[str, float]) -> None:
         """Add a part's (sum, count) pairs under `prefix/`."""
@@ -165,40 +215,26 @@ class Metrics:
 
     def gauge(self, name: str, value: float) -> None:
         """Set a value; the step's last one stays."""
-        self._check(name, "gauge")
-        self._sums[name], self._counts[name] = float(value), 1.0
+        self._add(name, "gauge", value)
 
     def maximum(self, name: str, value: float) -> None:
         """Keep the largest value of the step."""
-        self._check(name, "max")
-        self._sums[name], self._counts[name] = max(float(value), self._sums.get(name, float("-inf"))), 1.0
+        self._add(name, "max", value)
 
     def count(self, name: str, number: float = 1) -> None:
         """Add to a count. `number` 0 says that it was counted and there were none."""
-        self._check(name, "count")
-        self._sums[name], self._counts[name] = self._sums.get(name, 0.0) + float(number), 1.0
+        self._add(name, "count", number)
 
-    def flush(self, step: int) -> dict[str, float]:
-        """Divide, hand the step to the sinks, start the next one."""
-        values = {name: self._sums[name] / self._counts[name] for name in sorted(self._sums)}
-        self._sums, self._counts = {}, {}
-        for sink in self._sinks:
-            sink.write(step, values)
-        return values
+    def take(self) -> Row:
+        """The step's row; the next one starts."""
+        row, self._row = self._row, Row()
+        return row
 
-    @property
-    def dropped(self) -> int:
-        """Rows that sinks have lost so far."""
-        return sum(getattr(sink, "dropped", 0) for sink in self._sinks)
-
-    def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()
-
-    def _check(self, name: str, kind: Kind) -> None:
+    def _add(self, name: str, kind: Kind, total: float, count: float = 1.0) -> None:
         spec = find_spec(name)
         if spec.kind != kind:
             raise InternalError(f"metric {name!r} is declared as a {spec.kind}, not as a {kind}")
+        self._row.add(name, total, count)
 
 
 class MemorySink:

@@ -75,6 +75,7 @@ FLAGS: dict[int, tuple[str, str, Any]] = {
     102: ("--eval-top-p 0.7", "eval_top_p", 0.7),
     104: ("--use-clearml", "use_clearml", True),
     105: ("--use-tensorboard", "use_tensorboard", True),
+    106: ("--use-metrics-service", "use_metrics_service", True),
     111: ("--sequence-parallel", "--sequence-parallel", True),
     112: ("--pipeline-model-parallel-size 1", "--pipeline-model-parallel-size", 1),
     114: ("--recompute-granularity full", "--recompute-granularity", "full"),

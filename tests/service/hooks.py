@@ -3,12 +3,14 @@
 
 import asyncio
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from relax.engine.rollout.sglang_rollout import GenerateState
 from relax.utils.collect_stacks import collect, report
 from relax.utils.http_utils import post
+from relax.utils.metrics_client import MetricsClient
 from relax.utils.types import Sample
 
 
@@ -51,6 +53,17 @@ def reward_asking_for_stacks(args: Any, sample: Sample, **kwargs: Any) -> float:
 async def slow_reward(args: Any, sample: Sample, **kwargs: Any) -> float:
     await asyncio.sleep(float(os.environ.get("TEST_REWARD_SECONDS", "0.5")))
     return token_reward(args, sample)
+
+
+async def told_reward(args: Any, sample: Sample, **kwargs: Any) -> float:
+    """Counts itself at the metrics service."""
+    reporter(args.metrics_service_url).log_metric(None, "custom/scored/count", 1)
+    return await slow_reward(args, sample)
+
+
+@cache
+def reporter(url: str) -> MetricsClient:
+    return MetricsClient(url, source="told_reward")
 
 
 def keep_even_groups(args: Any, samples: list[Sample]) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,17 +17,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.service.training_run import FIVE_ROLES, HOOKS, Finished, Inputs, checkpoint_weights, command, inline, start
+from tests.service.training_run import (
+    ASYNC,
+    FIVE_ROLES,
+    HOOKS,
+    Finished,
+    Inputs,
+    Running,
+    checkpoint_weights,
+    command,
+    inline,
+    start,
+)
 
 pytestmark = [pytest.mark.service, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")]
 
 
-def call(method: str, url: str) -> tuple[int, Any]:
+def call(method: str, url: str, body: Any = None) -> tuple[int, Any]:
     """(status, parsed answer); a refusal is an answer."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=60) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             return reply.status, json.loads(reply.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())
@@ -47,13 +62,39 @@ class Asked:
     left_folders: list[Path]
 
 
+def ask_metrics(running: Running) -> dict[str, tuple[int, Any]]:
+    """Report to the metrics service, wait for the row that contains it, and ask for rows."""
+    url, two = running.http + "/metrics", {"source": "two"}
+    answers = {
+        "log": call(
+            "POST", url + "/log_metric", {"step": None, "metric_name": "custom/asked/count", "metric_value": 3}
+        ),
+        "batch": call("POST", url + "/log_metrics_batch", {"step": 5000, "metrics": {"custom/x": 1}}),
+        "conflict": call("POST", url + "/log_metrics_batch", {"step": 5000, "metrics": {"custom/x": 2}, "tags": two}),
+        "undeclared": call(
+            "POST", url + "/log_metric", {"step": 0, "metric_name": "rollout/rewrad", "metric_value": 1}
+        ),
+        "member": call("POST", running.http + "/dcs_coordinator/register", {"role_name": "tool"}),
+    }
+    running.wait_for(lambda: call("GET", url + "/query_metrics?name=custom/asked/count")[1]["metrics"].popitem()[1])
+    answers["late"] = call("POST", url + "/log_metric", {"step": 0, "metric_name": "custom/y", "metric_value": 4})
+    answers["report_step"] = call("POST", url + "/report_step", {"step": 0})
+    running.wait_for(lambda: call("GET", url + "/query_metrics?name=custom/y")[1]["metrics"]["custom/y"])
+    answers["query"] = call("GET", url + "/query_metrics?name=train/loss&name=custom/y&first=0&last=2")
+    answers["newest"] = call("GET", url + "/latest")
+    answers["metrics_health"] = call("GET", url + "/health")
+    with urllib.request.urlopen(url, timeout=60) as reply:
+        answers["prometheus"] = reply.status, reply.read().decode()
+    return answers
+
+
 @pytest.fixture(scope="module")
 def asked(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     save = tmp_path_factory.mktemp("five") / "run"
     flags = inputs.flags(
         save,
         resource=FIVE_ROLES,
-        custom_rm_path=HOOKS + "slow_reward",
+        custom_rm_path=HOOKS + "told_reward",
         num_rollout=1000,
         kl_loss_coef=0.1,
         kl_loss_type="k3",
@@ -82,6 +123,7 @@ def asked(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             ("unknown", "GET", "/rollout/nothing"),
         ):
             answers[name] = call(method, http + path)
+        answers |= ask_metrics(running)
         stacks = subprocess.run(
             [sys.executable, "-m", "relax", "stacks", "--run", save, "--timeout", "60"],
             capture_output=True,
@@ -129,6 +171,42 @@ def test_an_evaluation_can_be_asked_for_one_at_a_time(asked):
     assert asked.answers["evaluate_again"][0] == 409
     assert asked.answers["is_eval_done"] == (200, {"done": True})
     assert len(asked.done.samples(7, "eval")) == 12
+
+
+def test_the_metrics_service_merges_reports_into_the_rows_of_the_run(asked):
+    done, answers = asked.done, asked.answers
+    assert answers["log"] == answers["batch"] == answers["late"] == answers["report_step"] == (200, {"status": "ok"})
+    assert (answers["conflict"][0], answers["undeclared"][0], answers["member"][0]) == (409, 422, 200)
+    assert done.metrics("custom/asked/count") == [3.0]
+    rows = [json.loads(line) for line in (done.folder / "metrics/metrics.jsonl").read_text().splitlines()]
+    assert {"step": 0, "custom/y": 4.0} in rows  # after its row, so in a later line of its step
+    assert {"step": 5000, "custom/x": 1.0} in rows  # a step that never came: told at the end
+    assert max(done.metrics("perf/missing_reports")) == max(done.metrics("perf/refused_reports")) == 0.0
+    # every scoring that the reward counted, in its own process, is in some row: 2 samples for each of 2 groups a step
+    counted = {row["step"]: row["custom/scored/count"] for row in rows if "custom/scored/count" in row}
+    assert sum(counted.values()) >= 4 * len(done.events("stepped"))
+
+
+def test_the_metrics_service_answers_with_what_metrics_jsonl_says(asked):
+    rows = [json.loads(line) for line in (asked.done.folder / "metrics/metrics.jsonl").read_text().splitlines()]
+    status, query = asked.answers["query"]
+    losses = [[row["step"], row["train/loss"]] for row in rows if row.get("train/loss") is not None][:3]
+    assert (status, query["missing_rows"], query["first_kept"]) == (200, 0, 0)
+    assert query["metrics"] == {"train/loss": losses, "custom/y": [[0, 4.0]]}
+    status, newest = asked.answers["newest"]
+    same = next(row for row in rows if row["step"] == newest["training"]["step"] and "train/loss" in row)
+    assert {"step": newest["training"]["step"], **newest["training"]["metrics"]}.items() >= same.items()
+    status, health = asked.answers["metrics_health"]
+    assert (status, health["status"], health["refused"], health["missing_rows"]) == (200, "ok", 0, 0)
+
+
+def test_prometheus_can_read_the_metrics_service(asked):
+    parser = pytest.importorskip("prometheus_client.parser")
+    status, text = asked.answers["prometheus"]
+    found = {s.name: s.value for f in parser.text_string_to_metric_families(text) for s in f.samples}
+    assert status == 200
+    assert found["relax_step"] >= 3
+    assert found["relax_train_weight_version"] == found["relax_step"] + 1
 
 
 def test_stop_service_ends_the_run_cleanly_with_a_checkpoint(asked):
@@ -216,3 +294,55 @@ def test_colocate_on_ray_gives_the_weights_of_one_process(inputs, tmp_path):
     expected = checkpoint_weights(one.folder / "iter_0000001/model")
     for name, tensor in checkpoint_weights(ray.folder / "iter_0000001/model").items():
         assert torch.equal(tensor, expected[name]), name
+
+
+# ------------------------------------------------------------------ the metrics service fails, or is not wanted
+
+
+def test_a_killed_metrics_door_costs_the_run_nothing_and_comes_back_with_all_rows(inputs, tmp_path):
+    flags = inputs.flags(tmp_path / "run", num_rollout=1000, custom_rm_path=HOOKS + "slow_reward")
+    with start([*flags, *ASYNC, 1], env={"TEST_REWARD_SECONDS": "0.2"}) as running:
+        running.wait_for_event("stepped", 3)
+        url = running.http + "/metrics/query_metrics?name=train/loss"
+        running.wait_for(lambda: len(call("GET", url)[1]["metrics"]["train/loss"]) >= 3)
+        running.processes()[control_replica(running)].kill()
+        running.wait_for_event("stepped", 8)
+        running.wait_for(lambda: rows_after_kill(url) >= 8)
+        assert call("POST", running.http + "/rollout/stop_service")[0] == 200
+        done = running.finish().ok()
+    steps = len(done.events("stepped"))
+    assert len(done.metrics("train/loss")) == steps  # metrics.jsonl has every step
+    assert done.metrics("perf/dropped_metrics") == [0.0] * steps
+
+
+def control_replica(running: Running) -> int:
+    """The pid of the `control` door."""
+    found = []
+    for pid, process in running.processes().items():
+        with contextlib.suppress(psutil.Error):
+            found += [pid] if "ServeReplica:control" in " ".join(process.cmdline()) else []
+    (pid,) = found
+    return pid
+
+
+def rows_after_kill(url: str) -> int:
+    """Rows that the door has from step 0 on; 0 while it is away."""
+    try:
+        status, found = call("GET", url)
+    except (urllib.error.URLError, ConnectionError, TimeoutError, ValueError):  # not back yet, or no JSON
+        return 0
+    series = found["metrics"]["train/loss"] if status == 200 else []
+    return len(series) if series and series[0][0] == 0 and found["missing_rows"] == 0 else 0
+
+
+def test_without_the_metrics_service_the_rows_are_the_same(inputs, tmp_path):
+    words = ["--fully-async", "--max-staleness", "0"]
+    with start([*inputs.flags(tmp_path / "off", num_rollout=3), *words, "--no-use-metrics-service"]) as running:
+        running.wait_for_event("stepped", 1)
+        assert "metrics" not in call("GET", running.http + "/")[1]
+        off = running.finish().ok()
+    on = command([*inputs.flags(tmp_path / "on", num_rollout=3), *words]).ok()
+    names = [set(row) for done in (off, on) for row in map(json.loads, (done.folder / "metrics/metrics.jsonl").open())]
+    assert names[:3] == names[3:]
+    for name in ("rollout/reward/mean", "train/loss", "train/trained_tokens"):
+        assert on.metrics(name) == off.metrics(name), name

@@ -37,6 +37,11 @@ class LoggingConfig(Section):
     wandb_host: str | None = flag(None, help="Address of the server.", shown="WANDB_BASE_URL, else api.wandb.ai")
     wandb_dir: str | None = flag(None, help="Folder of its files.", shown="the run folder")
     use_clearml: bool = flag(False, help="Send metrics to ClearML (extra: clearml); without keys they are kept.")
+    use_metrics_service: bool | None = flag(
+        None,
+        help="Collect metrics from all roles over HTTP and answer for them at /metrics.",
+        shown="on with --serve-http, off with --inline",
+    )
     log_passrate: bool = flag(False, help="Log pass@k of evaluations.")
     dump_details: str | None = flag(
         None,

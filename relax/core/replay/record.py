@@ -26,6 +26,7 @@ from relax.schedule import events as ev
 from relax.schedule.journal import read_journal
 from relax.utils.errors import ConfigError, DataError
 from relax.utils.jsonl import read_jsonl
+from relax.utils.metric_collector import is_evaluation
 
 
 @dataclass(frozen=True)
@@ -178,8 +179,8 @@ class RunRecord:
         path = self.folder.metrics / "metrics.jsonl"
         found: dict[str, float] = {}
         for row in read_jsonl(path) if path.exists() else ():
-            if row["step"] == step and "eval/weight_version" not in row:
-                found = {name: float(value) for name, value in row.items() if name != "step"}
+            if row["step"] == step and not is_evaluation(row):  # a later line says some metrics anew
+                found |= {name: float(value) for name, value in row.items() if name != "step"}
         return found
 
 

@@ -90,7 +90,10 @@ class Regenerator:
         register_local(ENGINE_URL, client)
         self._engines = EngineFleet({"engine-0": client}, clock=clock)
         args = config.flat().with_facts(
-            sglang_router_ip=INLINE_HOST, sglang_router_port=INLINE_PORT, run_dir=str(wiring.run_dir)
+            sglang_router_ip=INLINE_HOST,
+            sglang_router_port=INLINE_PORT,
+            run_dir=str(wiring.run_dir),
+            metrics_service_url=None,
         )
         self._generator = GroupGenerator(
             args=args,

@@ -30,7 +30,10 @@ async def compare_rewards(record: RunRecord, step: StepRecord, blocks: Mapping[i
     check, config = Check("rewards"), record.config
     rows = {group: notes["rows"] for group, notes in record.notes(step.groups).items() if "rows" in notes}
     args = config.flat().with_facts(
-        sglang_router_ip="replay.invalid", sglang_router_port=0, run_dir=str(record.folder.root)
+        sglang_router_ip="replay.invalid",
+        sglang_router_port=0,
+        run_dir=str(record.folder.root),
+        metrics_service_url=None,
     )
     scorer = build_scorer(config, args, RealClock())
     try:

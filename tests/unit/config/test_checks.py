@@ -102,6 +102,14 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         "--inline runs all roles in one process: use --bus local",
     ),
     "a local bus between processes": ({"bus": "local"}, "--bus local lives in one process: add --inline"),
+    "a metrics service without HTTP": (
+        {"use_metrics_service": True, "serve_http": False},
+        "--use-metrics-service is part of the roles' HTTP routes: leave --inline and --no-serve-http out",
+    ),
+    "a metrics service inline": (
+        {"use_metrics_service": True, "inline": True},
+        "--use-metrics-service is part of the roles' HTTP routes: leave --inline and --no-serve-http out",
+    ),
     "inline on several cards": (
         {"inline": True, "resource": {"actor": [1, 2], "rollout": [1, 1]}},
         "--inline has one training rank and one engine",

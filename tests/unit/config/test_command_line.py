@@ -56,8 +56,8 @@ def test_rounds_and_engines_are_told_apart(word: str) -> None:  # C2
         ("--use-agentic-rollout", "agentic rollout"),
         ("--opd-type", "on-policy distillation"),
         ("--critic-lr", "PPO and its critic"),
-        ("--use-metrics-service", "the metrics service"),
-        ("--no-use-metrics-service", "the metrics service"),
+        ("--notify-urls", "alerts"),
+        ("--no-use-pytorch-profiler", "profiling"),
         ("--teacher-sglang-tp-size", "on-policy distillation"),
     ],
 )

@@ -210,3 +210,17 @@ def test_cards_hidden_by_the_environment_do_not_count(tmp_path, monkeypatch) -> 
     for visible, count in (("", 0), ("-1", 0), ("1", 1), ("0,1", 2), ("0,1,2", 2)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert visible_gpus(tmp_path) == count
+
+
+@pytest.mark.parametrize(
+    ("flags", "on"),
+    [
+        ({}, True),
+        ({"use_metrics_service": False}, False),
+        ({"serve_http": False}, False),
+        ({"inline": True}, False),
+        ({"inline": True, "use_metrics_service": False}, False),
+    ],
+)
+def test_the_metrics_service_is_on_where_roles_run_as_services(flags: dict[str, bool], on: bool) -> None:  # E9
+    assert default_config(**flags).logging.use_metrics_service is on

@@ -4,6 +4,7 @@ import json
 import pytest
 
 from relax.utils.errors import InternalError
+from relax.utils.metric_collector import Collector
 from relax.utils.metric_sinks import JsonlSink
 from relax.utils.metrics import TABLE, Metrics, find_spec
 
@@ -30,7 +31,7 @@ def test_a_mean_over_unequal_parts_is_the_mean_of_all():
     metrics = Metrics()
     metrics.mean("rollout/reward/mean", 6.0, 3)
     metrics.mean("rollout/reward/mean", 10.0, 1)
-    assert metrics.flush(0) == {"rollout/reward/mean": 4.0}
+    assert metrics.take().values() == {"rollout/reward/mean": 4.0}
 
 
 def test_what_was_not_measured_is_absent_and_steps_do_not_leak():
@@ -38,8 +39,8 @@ def test_what_was_not_measured_is_absent_and_steps_do_not_leak():
     metrics = Metrics()
     metrics.mean("train/kl_loss", 0.0, 0)
     metrics.count("rollout/dropped_groups", 0)
-    assert metrics.flush(0) == {"rollout/dropped_groups": 0.0}
-    assert metrics.flush(1) == {}
+    assert metrics.take().values() == {"rollout/dropped_groups": 0.0}
+    assert metrics.take().values() == {}
 
 
 def test_counts_add_gauges_replace_and_maxima_keep_the_largest():
@@ -48,7 +49,7 @@ def test_counts_add_gauges_replace_and_maxima_keep_the_largest():
         metrics.count("rollout/stale_tokens", value)
         metrics.gauge("train/lr", value)
         metrics.maximum("rollout/staleness_steps/max", value)
-    assert metrics.flush(0) == {"rollout/stale_tokens": 6, "train/lr": 2, "rollout/staleness_steps/max": 3}
+    assert metrics.take().values() == {"rollout/stale_tokens": 6, "train/lr": 2, "rollout/staleness_steps/max": 3}
 
 
 def test_names_are_unique_and_explained():
@@ -57,8 +58,8 @@ def test_names_are_unique_and_explained():
 
 
 def test_a_jsonl_row_carries_step_and_names(tmp_path):
-    metrics = Metrics([JsonlSink(tmp_path / "metrics.jsonl")])
+    metrics, collector = Metrics(), Collector([JsonlSink(tmp_path / "metrics.jsonl")])
     metrics.gauge("train/grad_norm", 0.25)
-    metrics.flush(7)
-    metrics.close()
+    collector.write(7, metrics.take())
+    collector.close()
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 7, "train/grad_norm": 0.25}
