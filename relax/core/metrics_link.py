@@ -19,6 +19,7 @@ from relax.utils.metric_collector import Collector, Report
 logger = logging.getLogger(__name__)
 
 KEPT_ROWS = 1024  # for a door that is started again
+ROWS_A_CALL = 128
 LONG_POLL_S = 10.0
 DEADLINE_S = 10.0  # of an answer, beyond what the call waits
 LAST_CALL_S = 3.0
@@ -81,7 +82,7 @@ class MetricsLink:
             await self._wrote.wait()
         oldest = self._written - len(self._rows)
         first = max(self._next, oldest)
-        rows = list(itertools.islice(self._rows, first - oldest, None))
+        rows = list(itertools.islice(self._rows, first - oldest, first - oldest + ROWS_A_CALL))
         async with asyncio.timeout(DEADLINE_S):
             self._shown_on, self._next = await self._door.show_metrics(self._shown_on, first, rows)
 
