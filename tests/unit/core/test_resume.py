@@ -18,15 +18,16 @@ def test_results_and_metrics_of_rollouts_that_are_trained_again_are_set_aside(tm
     metrics = tmp_path / "metrics.jsonl"
     trained = "".join(f'{{"step":{step},"perf/step_s":1.5}}\n' for step in range(4))
     evaluated = "".join(f'{{"step":{version},"eval/weight_version":{version}}}\n' for version in (0, 2, 3))
-    metrics.write_text(trained + evaluated + '{"step":4,"perf/st')  # a crash cut the last line
+    late = "".join(f'{{"step":{step},"custom/x":1.0}}\n' for step in (1, 2))  # reported after the row of their step
+    metrics.write_text(trained + late + evaluated + '{"step":4,"perf/st')  # a crash cut the last line
     set_results_aside(tmp_path, metrics, 2)
     # rollouts 0 and 1 are contained, so the evaluation of version 2 stays and that of version 3 doesn't
     names = lambda kind: sorted(path.name for path in (tmp_path / "rollout_result" / kind).iterdir())  # noqa: E731
     assert names("train") == ["1.jsonl", "10.jsonl.undone", "2.jsonl.undone", "3.jsonl.undone"]
     assert names("eval") == ["1.jsonl", "10.jsonl.undone", "2.jsonl", "3.jsonl.undone"]
     kept = [(row["step"], "perf/step_s" in row) for row in read_jsonl(metrics)]
-    assert kept == [(0, True), (1, True), (0, False), (2, False)]
-    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl.undone")] == [2, 3, 3]
+    assert kept == [(0, True), (1, True), (1, False), (0, False), (2, False)]
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl.undone")] == [2, 3, 2, 3]
     # a start without a checkpoint keeps nothing, not even the evaluation before training
     (tmp_path / "rollout_result/eval/0.jsonl").write_text("eval0\n")
     set_results_aside(tmp_path, metrics, 0)

@@ -132,3 +132,16 @@ def test_several_training_processes_promise_no_bits(tmp_path):
     resource = {"actor": [1, 2], "rollout": [1, 1]}
     record = RunRecord.read(write_run(tmp_path, started(), resource=resource))
     assert why_inexact(record) == "2 training processes added their gradients, here is one"
+
+
+def test_a_later_line_of_a_step_says_some_metrics_anew(tmp_path):
+    folder = write_run(tmp_path / "run")
+    rows = [
+        {"step": 1, "train/loss": 0.5, "custom/calls/count": 5.0},
+        {"step": 1, "eval/weight_version": 1.0, "perf/eval_s": 2.0},
+        {"step": 2, "train/loss": 0.25},
+        {"step": 1, "custom/calls/count": 8.0},
+    ]
+    path = RunFolder(folder).metrics / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert RunRecord.read(folder).metrics(1) == {"train/loss": 0.5, "custom/calls/count": 8.0}
