@@ -32,7 +32,7 @@ from relax.components.messages import (
 )
 from relax.components.rollout_metrics import release_metrics
 from relax.data.chat import OverlongPrompt, PreparedPrompt
-from relax.data.columns import group_columns, media_columns
+from relax.data.columns import group_columns, media_columns, shared_media
 from relax.data.datasets import PromptDataset, RawRow
 from relax.distributed.bus.base import Block, Bus
 from relax.distributed.checkpoint_service.base import WeightManifest
@@ -63,7 +63,8 @@ class ReadyGroup:
 
     block: Block
     entry: TraceEntry
-    media: tuple[MediaFeatures, ...]
+    media: tuple[MediaFeatures, ...]  # distinct items
+    places: tuple[tuple[int, ...], ...]  # which of them each sample has; (): each has all
     rows: list[dict[str, Any]]  # of the result file, one a sample, without the rollout's number
     seconds: Mapping[str, float]  # {"generate", "score"}
 
@@ -270,23 +271,26 @@ class Rollout(Role):
         rewards = raw = [s.get_reward(self._settings.reward_key) for s in samples]
         if self._post_process is not None:
             raw, rewards = self._post_process(samples)
-        media = tuple(samples[0].multimodal_train_inputs or ())
+        media, places = shared_media([sample.multimodal_train_inputs or () for sample in samples])
         block = Block(finished.group, group_columns(samples, rewards, raw))
         rows = [sample_row(sample) for sample in samples]
-        return self._write(block, media, rows, finished.seconds)
+        return self._write(block, media, places, rows, finished.seconds)
 
     def _write(
         self,
         block: Block,
         media: tuple[MediaFeatures, ...],
+        places: tuple[tuple[int, ...], ...],
         rows: list[dict[str, Any]],
         seconds: Mapping[str, float],
     ) -> ReadyGroup:
         notes = {"seconds": dict(seconds), "media": [item.sha256 for item in media], "rows": rows}
+        if places:
+            notes["media_places"] = places
         entry = self._trace.write(block, notes)
         self._journal.append(ev.Completed(block.uid, seconds=sum(seconds.values()), **asdict(entry)))
         self._journal.append(ev.Rewarded(block.uid, tuple(block.columns["raw_reward"].tolist())))
-        return ReadyGroup(block, entry, media, rows, seconds)
+        return ReadyGroup(block, entry, media, places, rows, seconds)
 
     async def sync(self, files: tuple[str, ...]) -> int:
         """See `RolloutHandle`."""
@@ -323,14 +327,16 @@ class Rollout(Role):
         if notes is None:
             raise DataError(f"the trace has no notes on group {block.uid}", where=f"{folder / entry.file}")
         media: tuple[MediaFeatures, ...] = ()
+        if "media_places" in notes:
+            raise DataError(f"samples of group {block.uid} hold media of their own, which the trace does not keep")
         if notes["media"]:  # features are never stored: they are made from the row again
             row = await self._blocking(self._dataset.row, group.order.row)
             media = tuple((await self._prepare(row)).features)
             if [item.sha256 for item in media] != notes["media"]:
                 raise DataError(f"the media of group {block.uid} have changed since it was sampled", where=row.where)
         if folder.resolve() == self._trace.folder.resolve():
-            return ReadyGroup(block, entry, media, notes["rows"], notes["seconds"])
-        return await self._blocking(self._write, block, media, notes["rows"], notes["seconds"])
+            return ReadyGroup(block, entry, media, (), notes["rows"], notes["seconds"])
+        return await self._blocking(self._write, block, media, (), notes["rows"], notes["seconds"])
 
     async def report(self, need: int, patience_s: float) -> RolloutReport:
         """See `RolloutHandle`. Raises the error of whatever failed inside."""
@@ -409,7 +415,7 @@ class Rollout(Role):
         ready = [self._ready.pop(number) for number in sorted(groups)]
         partition = partition_of(rollout_id)
         await pause_at("put")
-        with_media = [Block(r.block.uid, media_columns(r.media)) for r in ready if r.media]
+        with_media = [Block(r.block.uid, media_columns(r.media, r.places)) for r in ready if r.media]
         if with_media:
             await self._bus.put(partition, "media", with_media)
         await self._bus.put(partition, "rollout", [r.block for r in ready])
@@ -439,7 +445,7 @@ class Rollout(Role):
         await self._blocking(self._trace.roll, str(rollout_id + 1))  # groups are kept there at the same time
         if self._details is not None:
             self._released[partition_of(rollout_id)] = tuple(r.block.uid for r in ready)
-            media = [Block(r.block.uid, media_columns(r.media)) for r in ready if r.media]
+            media = [Block(r.block.uid, media_columns(r.media, r.places)) for r in ready if r.media]
             tables = {"rollout": [r.block for r in ready], "media": media}
             await self._blocking(self._details.write, "rollout_data", rollout_id, tables)
         if self._settings.result_dir is not None:

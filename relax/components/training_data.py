@@ -11,7 +11,7 @@ import numpy as np
 
 from relax.backends.base import Part
 from relax.components.messages import ReleasedGroup, partition_of
-from relax.data.columns import TrainSequence, media_from_columns, sequences
+from relax.data.columns import TrainSequence, media_from_columns, media_places, sequences
 from relax.distributed.bus.base import Bus
 from relax.schedule.batch_plan import BatchPlan, StreamedPlan, groups_of_step, plan_groups
 from relax.utils.types import MediaFeatures
@@ -73,10 +73,11 @@ async def read_parts(
     media = await bus.get(partition, ("media",), with_media, deadline_s=deadline_s) if with_media else {"media": {}}
     found: dict[Uid, TrainSequence] = {}
     for group in wanted:
-        features = media_from_columns(media["media"][group].columns) if group in media["media"] else []
+        told = media["media"][group].columns if group in media["media"] else None
+        items, places = (media_from_columns(told), media_places(told)) if told is not None else ([], [])
         others: list[Mapping] = [rows[table][group].columns for table in tables]
-        for place, sequence in enumerate(sequences(rows["rollout"][group].columns, *others, media=features)):
-            found[(group, place)] = sequence
+        split = sequences(rows["rollout"][group].columns, *others, media=items, places=places)
+        found.update(((group, place), sequence) for place, sequence in enumerate(split))
     return [Part(tuple(tuple(found[uid] for uid in micro) for micro in step)) for step in mine]
 
 

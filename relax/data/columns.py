@@ -22,6 +22,7 @@ A role's own table holds response-aligned columns `[R]` in the same sample order
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -92,8 +93,27 @@ def group_columns(
     }
 
 
-def media_columns(features: Sequence[MediaFeatures]) -> dict[str, np.ndarray]:
-    """Columns of the `media` table: the features of one prompt's items, in order of appearance."""
+def shared_media(
+    samples: Sequence[Sequence[MediaFeatures]],
+) -> tuple[tuple[MediaFeatures, ...], tuple[tuple[int, ...], ...]]:
+    """Distinct items of a group's samples, and which of them each sample has, in order; () when all have all of them.
+
+    Samples differ where a generate function adds media in later turns.
+    """
+    distinct: dict[tuple[str, str], int] = {}
+    items: list[MediaFeatures] = []
+    for item in (item for sample in samples for item in sample):
+        if (item.kind, item.sha256) not in distinct:
+            distinct[item.kind, item.sha256] = len(items)
+            items.append(item)
+    places = tuple(tuple(distinct[item.kind, item.sha256] for item in sample) for sample in samples)
+    if len(set(places)) == 1 and places[0] == tuple(range(len(items))):
+        return tuple(items), ()
+    return tuple(items), places
+
+
+def media_columns(features: Sequence[MediaFeatures], places: Sequence[Sequence[int]] = ()) -> dict[str, np.ndarray]:
+    """Columns of the `media` table: the items of one group, and which of them each sample has (see `shared_media`)."""
     columns: dict[str, np.ndarray] = {
         "kind": np.asarray([MODALITIES.index(f.kind) for f in features], np.uint8),
         "num_tokens": np.asarray([f.num_tokens for f in features], np.int32),
@@ -102,11 +122,14 @@ def media_columns(features: Sequence[MediaFeatures]) -> dict[str, np.ndarray]:
     for place, item in enumerate(features):
         for name, array in item.tensors.items():
             columns[f"{place}:{name}"] = array
+    if places:
+        columns["sample_items"] = np.asarray([item for sample in places for item in sample], np.int32)
+        columns["sample_offsets"] = np.cumsum([0, *map(len, places)]).astype(np.int64)
     return columns
 
 
 def media_from_columns(columns: Mapping[str, np.ndarray]) -> list[MediaFeatures]:
-    """Inverse of `media_columns`."""
+    """The items that `media_columns` was given."""
     out = []
     for place, kind in enumerate(columns["kind"].tolist()):
         prefix = f"{place}:"
@@ -114,6 +137,14 @@ def media_from_columns(columns: Mapping[str, np.ndarray]) -> list[MediaFeatures]
         sha = bytes(columns["sha256"][place].tolist()).hex()
         out.append(MediaFeatures(MODALITIES[kind], sha, tensors, int(columns["num_tokens"][place])))
     return out
+
+
+def media_places(columns: Mapping[str, np.ndarray]) -> list[list[int]]:
+    """Which of the items each sample has; [] when all have all of them."""
+    if "sample_items" not in columns:
+        return []
+    items, offsets = columns["sample_items"].tolist(), columns["sample_offsets"].tolist()
+    return [items[start:end] for start, end in itertools.pairwise(offsets)]
 
 
 @dataclass
@@ -152,8 +183,12 @@ def sequences(
     rollout: Mapping[str, np.ndarray],
     *role_tables: Mapping[str, np.ndarray],
     media: Sequence[MediaFeatures] = (),
+    places: Sequence[Sequence[int]] = (),
 ) -> Iterator[TrainSequence]:
-    """Split one group's `rollout` columns, joined with other roles' response-aligned columns, into sequences."""
+    """Split one group's `rollout` columns, joined with other roles' response-aligned columns, into sequences.
+
+    `places` says which items of `media` each sample has; without it each has all of them.
+    """
     ends = np.cumsum(rollout["response_len"].astype(np.int64))
     total = int(ends[-1]) if len(ends) else 0
     aligned = {name: rollout[name] for name in RESPONSE_COLUMNS}
@@ -174,6 +209,6 @@ def sequences(
             prompt_len=int(rollout["prompt_len"][place]),
             loss_mask=rollout["loss_mask"][start:end],
             columns={name: np.asarray(values[start:end], np.float32) for name, values in aligned.items()},
-            media=tuple(media),
+            media=tuple(media[item] for item in places[place]) if places else tuple(media),
             place=place,
         )

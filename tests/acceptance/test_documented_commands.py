@@ -113,6 +113,10 @@ PAGES: dict[int, tuple[str, tuple[str, ...]]] = {
         ("who starts and ends Ray", "spmd-multinode.sh", "ray-job.sh", "on each machine", "once"),
     ),
     145: ("docs/models.md", ("changing the model is changing that one flag", "--hf-checkpoint")),
+    146: (
+        "examples/deepeyes/README.md",
+        ("# DeepEyes", "--custom-rm-path examples.deepeyes.reward_deepeyes.reward_func", "--reward-key score"),
+    ),
     148: ("docs/architecture.md", ("# Architecture",)),
     149: ("docs/data.md", ("# Data", "## Columns", "## Order, streaming, resume")),
     150: ("docs/distributed-checkpoint.md", ("# Distributed checkpoint", "Any number of ranks loads it", "DCS")),

@@ -34,12 +34,20 @@ class Prompts:
         return await self._preparer.prepare(self._dataset.row(row))
 
     async def with_media(self, step: int, blocks: Iterable[Block]) -> tuple[dict[int, list], list[Difference]]:
-        """({group: features} of prompts that have media, prompts whose ids are not the recorded ones)."""
+        """({group: features} of prompts that have media, prompts whose ids are not the recorded ones).
+
+        Raises DataError for a group to whose samples a generate function added media: those are recorded nowhere.
+        """
         features: dict[int, list] = {}
         changed: list[Difference] = []
         if self._config.data.multimodal_keys:
+            blocks = list(blocks)
+            notes = self._record.notes(block.uid for block in blocks)
             for block in blocks:
                 prepared = await self.prepare(block.uid)
+                if len(notes.get(block.uid, {}).get("media", ())) > len(prepared.features):
+                    message = "its generate function added media to the prompt's, which the trace does not keep"
+                    raise DataError(f"group {block.uid} of step {step} cannot be computed again: {message}")
                 changed += compare_prompt(step, block, prepared)
                 if prepared.features:
                     features[block.uid] = list(prepared.features)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import weakref
 from collections.abc import AsyncIterator, Mapping
@@ -11,6 +12,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+from relax.data.media.processing import MediaOptions, MediaProcessor
 from relax.engine.rollout.sampling import SamplingOptions
 from relax.utils.http_utils import post
 from relax.utils.torchvision_shim import ensure_torchvision
@@ -85,6 +87,18 @@ def load_processor(path: str) -> Any | None:
     return AutoProcessor.from_pretrained(path, trust_remote_code=False)
 
 
+@functools.cache
+def media_processor(path: str, options: MediaOptions) -> MediaProcessor:
+    """Features and placeholders of the model of an HF folder, as the engines read them. Made once a process."""
+    return MediaProcessor(load_processor(path), options, tokenizer=load_tokenizer(path))
+
+
+def media_options(args: Any) -> MediaOptions:
+    """The run's limits on images, videos and audio, from the hooks' view."""
+    names = [field.name for field in dataclasses.fields(MediaOptions) if field.name != "as_sglang"]
+    return MediaOptions(**{name: getattr(args, name) for name in names}, as_sglang=args.rollout_backend == "sglang")
+
+
 class GenerateState:
     """`GenerateState(args)`: cheap to make in every call; what is heavy is loaded once a process, on first use.
 
@@ -101,6 +115,11 @@ class GenerateState:
     @property
     def processor(self) -> Any | None:
         return load_processor(str(self.args.hf_checkpoint))
+
+    @property
+    def media(self) -> MediaProcessor:
+        """Extracts features and expands placeholders just as the run does for prompts."""
+        return media_processor(str(self.args.hf_checkpoint), media_options(self.args))
 
     @property
     def sampling_params(self) -> dict[str, Any]:

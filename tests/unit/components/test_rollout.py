@@ -18,6 +18,7 @@ from relax.components.engines import EngineFleet
 from relax.components.messages import PRODUCERS, GroupOrder, StoredGroup
 from relax.components.rollout import Rollout, RolloutSettings
 from relax.data.chat import PreparedPrompt
+from relax.data.columns import media_from_columns, media_places
 from relax.data.datasets import RawRow
 from relax.distributed.bus.base import Block
 from relax.distributed.bus.local import LocalBus
@@ -51,7 +52,16 @@ class Generator:
     def discard(self, groups: tuple[int, ...]) -> None:
         self.discarded += groups
 
-    def end(self, group: int, *, reason: str | None = None, versions: tuple[int, ...] = (3, 4), **extra: Any) -> None:
+    def end(
+        self,
+        group: int,
+        *,
+        reason: str | None = None,
+        versions: tuple[int, ...] = (3, 4),
+        own: tuple[dict[str, Any], ...] = ({}, {}),
+        **extra: Any,
+    ) -> None:
+        """`own` are fields of each of the two samples, `extra` of both."""
         samples = [
             Sample(
                 group_index=group,
@@ -64,6 +74,7 @@ class Generator:
                 status=Sample.Status.COMPLETED,
                 reward=float(index),
                 **extra,
+                **own[index],
             )
             for index in range(2)
         ]
@@ -337,6 +348,27 @@ async def test_a_group_that_is_read_back_is_released_as_the_finished_one_would_h
     assert results[0] == results[1]
     assert [row["reward"] for row in results[1]] == [0.0, 1.0]
     await role.stop()
+    await again.stop()
+
+
+async def test_media_that_later_turns_add_are_released_but_not_read_back(tmp_path: Path, caplog):
+    """Their content is in no data-set row, so the group is generated again."""
+    generator, zoomed = Generator(), replace(FEATURES, sha256="ef" * 32)
+    role = make_role(tmp_path, generator)
+    await role.start()
+    await role.admit((GroupOrder(5, 0, 7),))
+    own = ({"multimodal_train_inputs": [FEATURES]}, {"multimodal_train_inputs": [FEATURES, zoomed]})
+    generator.end(5, own=own)
+    (accepted,) = (await role.report(1, 5.0)).accepted
+    await role.release(0, (5,))
+    columns = (await role._bus.get("train_0", ("media",), [5], deadline_s=0.1))["media"][5].columns
+    assert [item.sha256[:2] for item in media_from_columns(columns)] == ["cd", "ef"]
+    assert media_places(columns) == [[0], [0, 1]]
+    await role.stop()
+    again = make_role(tmp_path / "second", Generator())
+    await again.start()
+    assert await again.restore((StoredGroup(GroupOrder(5, 0, 7), 0, accepted),), str(tmp_path / "trace")) == ()
+    assert "samples of group 5 hold media of their own" in caplog.text
     await again.stop()
 
 

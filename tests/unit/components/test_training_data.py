@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 
 from relax.components.messages import PRODUCERS, ReleasedGroup
-from relax.components.training_data import BatchSettings, make_scoring_plan, plan_items, read_parts, start_plan
-from relax.data.columns import group_columns, media_columns
+from relax.components.training_data import (
+    BatchSettings,
+    make_scoring_plan,
+    part_checksums,
+    plan_items,
+    read_parts,
+    start_plan,
+)
+from relax.data.columns import group_columns, media_columns, media_places, shared_media
 from relax.distributed.bus.base import Block
 from relax.distributed.bus.local import LocalBus
 from relax.schedule.batch_plan import BatchPlan
@@ -88,6 +95,28 @@ async def test_every_sample_is_read_once_with_its_own_columns_and_media(dp_size,
             assert (item.tensors["pixel_values"] == FEATURES[0].tensors["pixel_values"]).all()
         else:
             assert s.media == ()
+
+
+async def test_samples_whose_later_turns_have_media_get_their_own_items():
+    """Sample 0 has the prompt's picture alone, 1 another one behind it, 2 that of sample 1 twice."""
+    one, two = FEATURES[0], MediaFeatures("image", "cd" * 32, {"pixel_values": np.ones((4, 3), np.float32)}, 4)
+    items, places = shared_media([[one], [one, two], [one, two, two]])
+    assert (items, places) == ((one, two), ((0,), (0, 1), (0, 1, 1)))
+    bus, _ = await filled({3: [2, 1, 4]})
+    await bus.put("train_2", "media", [Block(3, media_columns(items, places))])
+    released = (ReleasedGroup(3, (4, 3, 6), "", True),)
+    ((part,),) = await parts_of_ranks(bus, released, BatchSettings(1, 3, None, 3), 1)
+    sequences = sorted((s for micro in part.micro_batches for s in micro), key=lambda s: s.uid)
+    assert [[item.sha256[:2] for item in s.media] for s in sequences] == [["ab"], ["ab", "cd"], ["ab", "cd", "cd"]]
+    assert sequences[2].media[1].tensors["pixel_values"].shape == (4, 3)
+    sums = part_checksums([part])["media"]
+    assert len(set(sums.values())) == 3
+
+
+def test_samples_with_the_same_media_need_no_places():
+    assert shared_media([FEATURES, FEATURES]) == (FEATURES, ())
+    assert shared_media([[], []]) == ((), ())
+    assert media_places(media_columns(FEATURES)) == []
 
 
 async def test_steps_take_groups_in_uid_order_and_hold_them_whole():
