@@ -271,11 +271,12 @@ def _exact_place(answer: Answer, sample: Sample, response: Sequence[int]) -> int
 
 
 def _search_place(ids: Sequence[int], response: Sequence[int], mask: Sequence[int], cursor: int) -> int | None:
-    """First place from `cursor` on that holds all ids; else the trained place that begins the longest part of them."""
+    """First place from `cursor` on that holds all ids, one where they are trained before one where they are not (an
+    observation may hold a short answer too); else the trained place that begins the longest part of them."""
     places = [p for p in range(cursor, len(response)) if response[p] == ids[0]] if ids else []
-    for place in places:
-        if _common(ids, response[place:]) == len(ids):
-            return place
+    whole = [place for place in places if _common(ids, response[place:]) == len(ids)]
+    if whole:
+        return next((place for place in whole if all(mask[place : place + len(ids)])), whole[0])
     trained = [p for p in places if mask[p]]
     return max(trained, key=lambda p: _common(ids, response[p:]), default=None)
 

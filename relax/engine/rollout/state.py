@@ -6,12 +6,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import json
 import weakref
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, Protocol
 
+from relax.config.external.describe import text_config
 from relax.data.media.processing import MediaOptions, MediaProcessor
 from relax.engine.rollout.sampling import SamplingOptions
 from relax.utils.http_utils import post
@@ -77,8 +80,6 @@ def load_tokenizer(path: str) -> Any:
 @functools.cache
 def load_processor(path: str) -> Any | None:
     """The multi-modal processor of an HF folder, or None for a text-only model. Loaded once a process."""
-    from pathlib import Path
-
     if not any((Path(path) / name).exists() for name in ("preprocessor_config.json", "processor_config.json")):
         return None
     ensure_torchvision()
@@ -97,6 +98,14 @@ def media_options(args: Any) -> MediaOptions:
     """The run's limits on images, videos and audio, from the hooks' view."""
     names = [field.name for field in dataclasses.fields(MediaOptions) if field.name != "as_sglang"]
     return MediaOptions(**{name: getattr(args, name) for name in names}, as_sglang=args.rollout_backend == "sglang")
+
+
+@functools.cache
+def model_context(path: str) -> int | None:
+    """Tokens that the model of an HF folder has positions for; None when its config.json does not say."""
+    file = Path(path) / "config.json"
+    config = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    return text_config(config).get("max_position_embeddings") if config else None
 
 
 class GenerateState:
@@ -120,6 +129,15 @@ class GenerateState:
     def media(self) -> MediaProcessor:
         """Extracts features and expands placeholders just as the run does for prompts."""
         return media_processor(str(self.args.hf_checkpoint), media_options(self.args))
+
+    @property
+    def context_limit(self) -> int | None:
+        """Tokens of prompt and response together that an engine takes; None when nothing says."""
+        args = self.args
+        limits = [args.rollout_max_context_len or model_context(str(args.hf_checkpoint))]
+        if args.rollout_backend == "native":
+            limits.append(args.engine_max_total_tokens)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def sampling_params(self) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Turns:
         """
         text = self._rendered(message)
         ids, expanded, items, features = await asyncio.to_thread(self._read, text, images)
-        sample, limit = self.sample, self.state.args.rollout_max_context_len
+        sample, limit = self.sample, self.state.context_limit
         if limit is not None and len(sample.tokens) + len(expanded) >= limit:
             sample.status, sample.finish_reason = Sample.Status.TRUNCATED, "length"
             return False

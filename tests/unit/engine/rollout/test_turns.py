@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from relax.data.datasets import RawRow
 from relax.engine.rollout.hooks import ActiveTime, call_generate, make_hook
 from relax.engine.rollout.prompts import prompt_sample
 from relax.engine.rollout.recorder import SampleRecorder
+from relax.engine.rollout.state import GenerateState
 from relax.engine.rollout.turns import Turns
 from relax.utils.errors import InfrastructureError
 from relax.utils.http_utils import register_local, unregister_local
@@ -60,6 +62,7 @@ def make_args(folder: Path, **changed: Any) -> SimpleNamespace:
         sglang_router_port=3000,
         rollout_max_context_len=None,
         rollout_backend="native",
+        engine_max_total_tokens=65536,
         apply_chat_template_kwargs={},
         chat_template=None,
         audio_sample_rate=None,
@@ -134,6 +137,18 @@ async def test_an_image_of_a_later_turn_goes_the_way_of_the_prompts(engine: Fake
     ]
 
 
+async def test_a_short_answer_is_not_taken_for_the_same_words_of_an_observation(
+    engine: FakeEngine, folder: Path
+) -> None:
+    """Each answer is the end of a message alone, which the observation between them holds as well."""
+    engine.num_tokens = lambda payload: 1
+    out = await call(two_turns, make_args(folder), prompt())
+    response = out.tokens[out.prompt_length :]
+    assert response[0] == response[-1] == IM_END
+    assert IM_END in response[1:-1]
+    assert out.weight_versions == [0] + [-1] * (len(response) - 2) + [0]
+
+
 async def test_the_prompt_that_the_group_shares_is_left_as_it_is(engine: FakeEngine, folder: Path) -> None:
     from relax.engine.rollout.attempts import fresh_copy
 
@@ -144,13 +159,14 @@ async def test_the_prompt_that_the_group_shares_is_left_as_it_is(engine: FakeEng
     assert (len(inputs["image"]), len(features)) == (1, 1)
 
 
+@pytest.mark.parametrize("flag", ["rollout_max_context_len", "engine_max_total_tokens"])
 async def test_an_observation_that_the_context_has_no_room_for_ends_the_sample(
-    engine: FakeEngine, folder: Path
+    engine: FakeEngine, folder: Path, flag: str
 ) -> None:
     """The prompt and five tokens fit exactly; nothing of the observation is appended."""
     sample = prompt()
     limit = len(sample.tokens) + 5 + 8
-    out = await call(two_turns, make_args(folder, rollout_max_context_len=limit), sample)
+    out = await call(two_turns, make_args(folder, **{flag: limit}), sample)
     assert (out.status, out.finish_reason) == (Sample.Status.TRUNCATED, "length")
     assert out.loss_mask == [1] * 5
     assert len(engine.requests) == len(out.multimodal_train_inputs) == 1
@@ -169,3 +185,13 @@ async def test_an_engine_that_sees_the_later_image_at_another_size_ends_the_run(
     engine.edit = other
     with pytest.raises(InfrastructureError, match=r"sample 7\.0: the engine's prompt has \d+ tokens, the trainer's"):
         await call(two_turns, make_args(folder), prompt())
+
+
+def test_the_context_is_that_of_the_model_where_no_flag_is_smaller(tmp_path: Path) -> None:
+    config = {"model_type": "qwen3_vl", "text_config": {"max_position_embeddings": 512}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    limit_of = lambda **changed: GenerateState(make_args(tmp_path, **changed)).context_limit  # noqa: E731
+    assert limit_of() == 512
+    assert limit_of(rollout_max_context_len=256) == 256
+    assert limit_of(engine_max_total_tokens=128) == 128
+    assert limit_of(engine_max_total_tokens=128, rollout_backend="sglang") == 512
