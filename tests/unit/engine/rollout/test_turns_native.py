@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from relax.backends.base import ModelSpec, Part
 from relax.backends.engine_client import AsgiEngineClient
 from relax.backends.fsdp.backend import FsdpBackend
 from relax.backends.native.build import EngineSettings, build_app
+from relax.config.view import HookArgs
 from relax.data.columns import TrainSequence
 from relax.data.media.suppressed import suppressed_ids_of
 from relax.engine.rollout.hooks import ActiveTime, call_generate, make_hook
@@ -24,6 +25,7 @@ from relax.engine.rollout.turns import Turns
 from relax.utils.http_utils import register_local, unregister_local
 from relax.utils.types import Sample
 from tests.builders import build_tiny_model_folder
+from tests.service.deepeyes import generate as scripted
 from tests.unit.engine.rollout.test_turns import MESSAGE, URL, make_args, prompt
 
 SIZES = ((64, 32), (32, 64), (96, 96))
@@ -55,12 +57,12 @@ async def look_around(args: Any, sample: Sample, sampling_params: dict[str, Any]
     return sample
 
 
-async def generated(model: Path, index: int) -> Sample:
+async def generated(model: Path, index: int, function: Any = look_around, args: Any = None) -> Sample:
     sample = prompt()
     sample.index = index
     (out,) = await call_generate(
-        make_hook(look_around, "user.generate"),
-        args=make_args(model),
+        make_hook(function, "user.generate"),
+        args=args or make_args(model),
         sample=sample,
         sampling_params={"temperature": 1.0, "max_new_tokens": 40, "stop_token_ids": list(range(20, 320, 3))},
         evaluation=False,
@@ -77,6 +79,27 @@ async def test_engine_and_trainer_agree_to_the_bit_after_images_of_later_turns(
 ) -> None:
     samples = await asyncio.gather(*(generated(model, index) for index in range(4)))
     assert [len(s.multimodal_train_inputs or ()) for s in samples] == [1, 2, 3, 4]
+    assert_trainer_agrees(model, samples)
+
+
+async def test_the_deepeyes_function_zooms_as_the_model_asks(client: AsgiEngineClient, model: Path) -> None:
+    """Sample 0 answers at once; sample 1 has a script in its mouth and zooms twice into its picture of 32 x 32 pixels.
+
+    The boxes are [0, 0, 32, 32], and [32, 16, 96, 80] of which the picture has nothing: an error that the model reads.
+    """
+    args = HookArgs(vars(make_args(model)) | {"max_turns": 3})
+    samples = await asyncio.gather(*(generated(model, index, scripted, args) for index in range(2)))
+    assert [s.metadata["deepeyes"] for s in samples] == [
+        {"turns": 1, "tool_calls": 0, "tool_errors": 0},
+        {"turns": 3, "tool_calls": 1, "tool_errors": 1},
+    ]
+    assert [item.num_tokens for item in samples[1].multimodal_train_inputs or ()] == [4, 4]
+    assert "Error: x from 32 to 96 holds nothing of an image with 32 pixels." in samples[1].response
+    assert_trainer_agrees(model, samples)
+
+
+def assert_trainer_agrees(model: Path, samples: Sequence[Sample]) -> None:
+    """To the bit, on every sampled token; the samples share a micro-batch."""
     rows = tuple(
         TrainSequence(
             7,
