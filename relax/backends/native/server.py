@@ -27,6 +27,7 @@ from starlette.routing import Route
 from relax.backends.native.chat import chat_chunks
 from relax.backends.native.loop import EngineFailed
 from relax.backends.native.protocol import RequestError
+from relax.utils.garbage import hold_while_loading, spare_loaded_objects
 from relax.utils.stacks import answer_as
 
 if TYPE_CHECKING:
@@ -271,12 +272,14 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
     parent = arguments.parent_pid or os.getppid()
     answer_as("engine")
+    hold_while_loading()
     import torch
 
     torch.set_num_threads(arguments.threads)
     from relax.backends.native.build import EngineSettings, build_service
 
     service = build_service(EngineSettings.from_arguments(arguments))
+    spare_loaded_objects()
     listener = listen_on(arguments.host, arguments.port)
     port = listener.getsockname()[1]
     if arguments.port_file is not None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from relax.utils.errors import InfrastructureError, InternalError
+from relax.utils.garbage import hold_while_loading, spare_loaded_objects
 from relax.utils.http_utils import close_session
 from relax.utils.stacks import answer_as
 
@@ -38,6 +39,7 @@ class Worker:
         log_path: str | None,
         several_nodes: bool = False,
     ) -> None:
+        hold_while_loading()
         self._name = name
         for variable in RENDEZVOUS:
             os.environ.pop(variable, None)
@@ -71,7 +73,9 @@ class Worker:
         module, _, function = path.partition(":")
         built = getattr(importlib.import_module(module), function)(*args)
         self._roles[role] = built
-        return await built.start() if hasattr(built, "start") else None
+        started = await built.start() if hasattr(built, "start") else None
+        spare_loaded_objects()
+        return started
 
     async def call(self, role: str, method: str, args: tuple[Any, ...]) -> Any:
         if role not in self._roles:

@@ -11,14 +11,13 @@ own, so it may block; one that never returns costs its thread until the process 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from relax.utils.errors import UserCodeError
 from relax.utils.imports import load_callable
+from relax.utils.threads import BlockingCalls
 from relax.utils.types import Sample
 
 FLAG = "--custom-rm-path"
@@ -32,35 +31,6 @@ def is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-async def run_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """`function(*arguments)` in a daemon thread: abandoned, not joined, when the caller is cancelled."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    def work() -> None:
-        result, error = None, None
-        try:
-            result = context.run(function, *arguments)
-        except StopIteration as stop:  # a future cannot carry it
-            error = RuntimeError(f"the function raised {stop!r}")
-        except BaseException as raised:  # the awaiting caller is told
-            error = raised
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=work, name="reward", daemon=True).start()
-    return await future
-
-
 class CustomReward:
     """The loaded function with the `args` that it is called with."""
 
@@ -70,6 +40,7 @@ class CustomReward:
         self._args = args
         self._function = load_callable(path, flag=FLAG, positional=("args", "samples" if group else "sample"))
         self._async = is_async(self._function)
+        self._calls = BlockingCalls("reward")
 
     async def one(self, sample: Sample) -> Any:
         return await self._call(sample)
@@ -91,7 +62,7 @@ class CustomReward:
         if self.abandoned >= MAX_ABANDONED:
             raise UserCodeError(f"{self.abandoned} calls never returned; give it a time limit", path=self.path)
         try:
-            value = await run_in_thread(self._function, self._args, argument)
+            value = await self._calls.call(self._function, self._args, argument)
         except asyncio.CancelledError:
             self.abandoned += 1
             raise
