@@ -110,7 +110,6 @@ class RayDeployment:
             colocate=colocate,
             here=cluster.here.get("GPU" if gpus else SLOT, 0.0),
             transport=config.cluster.checkpoint_engine_backend,
-            lend_cores=config.cluster.lend_cores,
         )
         self._placement = Placement(
             config.resource,
@@ -167,8 +166,6 @@ class RayDeployment:
         config = self._config
         env = {**PROCESS_ENV, "PYTHONPATH": _python_path(), STACKS: str(self._folder.stacks)}
         env |= {name: os.environ[name] for name in LAUNCH_VARIABLES if name in os.environ}
-        if config.cluster.lend_cores and not config.cluster.deterministic:  # there, threads are pinned
-            env[CORE_SHARE] = str(self._shared_dir / "cores")
         self._cluster = connect(
             namespace=self._namespace,
             slots=config.needed_gpus,
@@ -209,8 +206,14 @@ class RayDeployment:
         self._workers[name] = (
             ray.remote(Worker)
             .options(name=name, namespace=self._namespace, max_concurrency=1000, **options)
-            .remote(name, dict(env or {}), preload, str(self._folder.log(name)), self._spread)
+            .remote(name, self._core_share() | dict(env or {}), preload, str(self._folder.log(name)), self._spread)
         )
+
+    def _core_share(self) -> dict[str, str]:
+        """Where the processes of one node tell that they are at work. A deterministic run pins its threads."""
+        section = self._config.cluster
+        shared = section.lend_cores and not section.deterministic and not self._spread
+        return {CORE_SHARE: str(self._shared_dir / "cores")} if shared else {}
 
     async def _rank_environment(self) -> None:
         """Tell the training ranks where they meet; one rank needs no process group."""

@@ -122,9 +122,7 @@ def on_node(node: str) -> dict[str, float]:
     return {node: 0.001}
 
 
-def spreads(
-    resource: Mapping[str, RoleResource], *, colocate: bool, here: float, transport: str, lend_cores: bool
-) -> bool:
+def spreads(resource: Mapping[str, RoleResource], *, colocate: bool, here: float, transport: str) -> bool:
     """Whether the run needs more cards than this node has, `here`; ConfigError for what works on one node only."""
     needed = sum(group_sizes(resource, colocate=colocate).values())
     if needed <= here:
@@ -135,8 +133,6 @@ def spreads(
             f"{why}engines on other nodes cannot read weights from this one's memory: add --checkpoint-engine-backend "
             "gloo, or give roles fewer cards"
         )
-    if lend_cores:
-        raise ConfigError(f"{why}cores are lent within one node only: leave --lend-cores out")
     return True
 
 

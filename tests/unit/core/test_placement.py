@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from relax.config.resources import parse_resource
@@ -14,28 +12,21 @@ from relax.utils.errors import ConfigError
 FOUR = parse_resource({"actor": [1, 2], "rollout": [1, 2]})
 
 
-def placed(*, here: float, transport: str = "gloo", colocate: bool = False, lend_cores: bool = False) -> bool:
-    return spreads(FOUR, colocate=colocate, here=here, transport=transport, lend_cores=lend_cores)
+def placed(*, here: float, transport: str = "gloo", colocate: bool = False) -> bool:
+    return spreads(FOUR, colocate=colocate, here=here, transport=transport)
 
 
 def test_a_run_that_fits_its_node_stays_there_and_a_larger_one_is_spread():
     assert not placed(here=4)
-    assert not placed(here=4, transport="shm", lend_cores=True)
+    assert not placed(here=4, transport="shm")
     assert not placed(here=2, colocate=True)  # actor and rollout share theirs
     assert placed(here=3)
     assert placed(here=1, colocate=True)
 
 
-@pytest.mark.parametrize(
-    ("setting", "problem"),
-    [
-        ({"transport": "shm"}, r"needs 4 cards, this node has 3, .* add --checkpoint-engine-backend gloo"),
-        ({"lend_cores": True}, r"cores are lent within one node only: leave --lend-cores out"),
-    ],
-)
-def test_what_needs_the_memory_of_one_node_is_refused_on_several(setting: dict[str, Any], problem: str):
-    with pytest.raises(ConfigError, match=problem):
-        placed(here=3, **setting)
+def test_what_needs_the_memory_of_one_node_is_refused_on_several():
+    with pytest.raises(ConfigError, match=r"needs 4 cards, this node has 3, .* add --checkpoint-engine-backend gloo"):
+        placed(here=3, transport="shm")
 
 
 def test_an_engine_is_on_one_node():

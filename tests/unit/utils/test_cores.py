@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from relax.utils import cores
 from relax.utils.cores import CoreShare
 
 HOLD = """
@@ -103,6 +104,27 @@ def test_no_piece_runs_further_ahead_than_there_are_cores(shares):
     for expected in range(20):
         assert next(results) == expected
         assert max(started) <= expected + 3
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_the_caller_sleeps_while_an_earlier_piece_runs_longer_than_later_ones(shares, monkeypatch, count):
+    share, waits, release = shares(2), [], threading.Event()
+    plain_wait = cores.wait
+
+    def counted(futures, **options):
+        waits.append(len(futures))
+        return plain_wait(futures, **options)
+
+    def work(place):
+        if place == 0:
+            release.wait(10.0)
+        return place
+
+    monkeypatch.setattr(cores, "wait", counted)
+    with share.working():
+        threading.Timer(0.3, release.set).start()
+        assert list(share.in_order(work, count)) == list(range(count))
+    assert len(waits) <= count + 2  # one for each piece that ends, and the one for cancelled pieces
 
 
 def test_an_error_ends_the_work_at_its_place(shares):
