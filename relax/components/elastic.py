@@ -115,6 +115,20 @@ class EngineRequests:
         )
         return _pending(request, f"{', '.join(chosen)} are to leave")
 
+    def scale_to(self, wanted: int, current: Mapping[str, str], room: tuple[int, str] | None = None) -> dict[str, Any]:
+        """As `scale_out` or `scale_in`, whichever leads to `wanted` engines in all; the answer says which.
+
+        `room` is how many more engines the cluster's free cards are enough for, and that in words; None: unknown.
+        """
+        if wanted > len(current):
+            self._check()
+            missing = wanted - len(current)
+            if room is not None and room[0] < missing:
+                text = f"{len(current)} engines serve and {missing} more have no place: {room[1]}; ask for at most "
+                raise Refused(409, f"num_rollouts {wanted}: {text}{len(current) + room[0]}, or add nodes")
+            return {"direction": "scale_out", **self.scale_out({"num_replicas": wanted}, tuple(current))}
+        return {"direction": "scale_in", **self.scale_in({"num_replicas": wanted}, current)}
+
     def recover(self) -> None:
         """Have every dead engine started again."""
         self._check()

@@ -575,6 +575,10 @@ class Rollout(Role):
     async def scale_in(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return self._requests.scale_in(body, self._engines.urls)
 
+    async def scale_rollout(self, wanted: int, room: tuple[int, str] | None = None) -> dict[str, Any]:
+        """Have `wanted` engines in all; see `EngineRequests.scale_to`."""
+        return self._requests.scale_to(wanted, self._engines.urls, room)
+
     async def scale_request(self, direction: str, request_id: str) -> dict[str, Any]:
         return self._requests.one(direction, request_id)
 

@@ -275,13 +275,15 @@ class RayDeployment:
             serve.RunTarget(role_app(role, worker, self._namespace), name=role, route_prefix=f"/{role}")
             for role, worker in doors.items()
         ]
-        targets.append(
-            serve.RunTarget(
-                control_app(doors, metrics=bool(self._config.logging.use_metrics_service)),
-                name="control",
-                route_prefix="/",
-            )
+        card = "GPU" if self._cluster is not None and self._cluster.gpus else SLOT
+        control = control_app(
+            doors,
+            self._namespace,
+            metrics=bool(self._config.logging.use_metrics_service),
+            card=card,
+            cards_per_engine=section.rollout_num_gpus_per_engine,
         )
+        targets.append(serve.RunTarget(control, name="control", route_prefix="/"))
         serve.run_many(targets)
         self._control = serve.get_app_handle("control")
         self.http_address = f"http://{section.serve_host}:{port}"

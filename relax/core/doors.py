@@ -6,6 +6,7 @@
 /rollout/...                                 the rollout role, see rollout_door.py; /rollout/v1/...: chat_door.py
 /dcs_coordinator/...                         membership and weight versions
 /metrics/...                                 the metrics service, see metrics_door.py
+/scale_rollout                               so many engines in all
 /                                            which roles there are
 """
 
@@ -20,7 +21,7 @@ from fastapi.routing import APIRoute
 
 from relax.core.chat_door import add_chat_routes
 from relax.core.metrics_door import build_metrics_routes, process_board
-from relax.core.rollout_door import Call, add_rollout_routes
+from relax.core.rollout_door import Call, add_rollout_routes, add_scale_route
 from relax.distributed.checkpoint_service.api import build_coordinator_routes
 from relax.distributed.checkpoint_service.base import WeightManifest
 from relax.distributed.checkpoint_service.coordinator import Coordinator
@@ -79,11 +80,18 @@ def add_common_routes(http: FastAPI, call: Call) -> None:
         return {"status": "ok"}
 
 
-def control_app(roles: Mapping[str, str], *, metrics: bool) -> Any:
-    """Doors without cards share one application: the root route, the weight service's coordinator, the metrics."""
+def control_app(roles: Mapping[str, str], namespace: str, *, metrics: bool, card: str, cards_per_engine: int) -> Any:
+    """Routes that belong to no role share one application: the root, the number of engines, the weight service's
+    coordinator, the metrics. `roles` is {role: worker}, `card` the Ray resource of which an engine takes
+    `cards_per_engine`."""
     from ray import serve
 
     coordinator, http = process_coordinator(), control_routes(roles, metrics=metrics)
+
+    async def call(method: str, *args: Any) -> Any:
+        return await call_worker(roles["rollout"], namespace, "rollout", method, *args)
+
+    add_scale_route(http, call, functools.partial(room_for_engines, card, cards_per_engine))
 
     @serve.deployment(name="control", num_replicas=1, ray_actor_options=DOOR_OPTIONS, max_ongoing_requests=100)
     @serve.ingress(http)
@@ -141,6 +149,15 @@ def add_routes(http: FastAPI, router: APIRouter, prefix: str) -> None:
             response_model=route.response_model,
             include_in_schema=route.include_in_schema,
         )
+
+
+def room_for_engines(card: str, cards_per_engine: int) -> tuple[int, str]:
+    """How many engines the cluster's free cards are enough for, and that in words. What is free lies on any node, so
+    an engine of several cards may still find no place."""
+    import ray
+
+    free = int(ray.available_resources().get(card, 0))
+    return free // cards_per_engine, f"an engine takes {cards_per_engine} {card}, and {free} of the cluster are free"
 
 
 class ProcessCoordinator(Coordinator):

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt
 
 Call = Callable[..., Awaitable[Any]]
+Room = Callable[[], tuple[int, str]]  # engines that free cards are enough for, and that in words; blocking
 
 
 class ScaleOut(BaseModel):
@@ -98,3 +100,30 @@ def add_request_routes(http: FastAPI, call: Call, direction: Literal["scale_out"
     @http.get(f"/{direction}/{{request_id}}")
     async def request(request_id: str) -> dict[str, Any]:
         return await call("scale_request", direction, request_id)
+
+
+def add_scale_route(http: FastAPI, call: Call, room: Room) -> None:
+    """The short form at the root. `call` reaches the rollout role."""
+
+    @http.post("/scale_rollout")
+    async def scale_rollout(request: Request) -> dict[str, Any]:
+        """Have `num_rollouts` engines in all, more or fewer. The body is JSON whatever its content type says."""
+        wanted = number_of_rollouts(await request.body())
+        found = await asyncio.to_thread(room)
+        answer = await call("scale_rollout", wanted, found)
+        if answer["request_id"] is not None:
+            answer["progress"] = f"/rollout/{answer['direction']}/{answer['request_id']}"
+        return {"num_rollouts": wanted, **answer}
+
+
+def number_of_rollouts(body: bytes) -> int:
+    """`num_rollouts` of a body; 400 for any other body."""
+    form = """send {"num_rollouts": N}, the engines wanted in all"""
+    try:
+        values = json.loads(body)
+    except ValueError as error:
+        raise HTTPException(400, f"the body is not JSON ({error}): {form}") from error
+    wanted = values.get("num_rollouts") if isinstance(values, dict) else None
+    if type(wanted) is not int or wanted < 1 or set(values) != {"num_rollouts"}:
+        raise HTTPException(400, f"{form}, a whole number >= 1; got {body[:200].decode('utf-8', 'replace')}")
+    return wanted

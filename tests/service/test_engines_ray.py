@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -33,6 +34,15 @@ def call(method: str, url: str, body: Any = None) -> tuple[int, Any]:
 def engines(http: str) -> dict[str, dict[str, Any]]:
     rows = call("GET", http + "/rollout/engines")[1]["models"]["default"]["engines"]
     return {row["engine_id"]: row for row in rows}
+
+
+def scale_rollout(http: str, number: int) -> tuple[int, Any]:
+    """The documented curl command, its host name led to the run's own port -> (status, answer)."""
+    there = ["--connect-to", f"controller:8000:{http.removeprefix('http://')}", "-s", "-w", "\n%{http_code}"]
+    typed = ["-X", "POST", "http://controller:8000/scale_rollout", "-d", json.dumps({"num_rollouts": number})]
+    done = subprocess.run(["curl", *there, *typed], capture_output=True, text=True, timeout=120, check=True)
+    body, _, status = done.stdout.rpartition("\n")
+    return int(status), json.loads(body)
 
 
 def ended(running: Running, url: str) -> dict[str, Any]:
@@ -85,6 +95,21 @@ def test_engines_join_die_come_back_and_leave_while_training_goes_on(inputs, tmp
         assert call("GET", http + "/rollout/scale_in")[1]["requests"] == [request]
         assert call("POST", http + "/rollout/scale_out", {"num_replicaz": 2})[0] == 422
 
+        status, asked = scale_rollout(http, 2)
+        assert (status, asked["direction"], asked["status"]) == (200, "scale_out", "PENDING")
+        request = ended(running, http + asked["progress"])
+        assert (request["status"], request["engine_ids"], request["error_message"]) == ("ACTIVE", ["engine-2"], None)
+        status, refused = scale_rollout(http, 1000)
+        assert status == 409
+        assert "an engine takes 1 slot, and " in refused["detail"]
+        stepped = len(events(running, "stepped"))
+        status, asked = scale_rollout(http, 1)
+        assert (status, asked["direction"], asked["status"]) == (200, "scale_in", "PENDING")
+        request = ended(running, http + asked["progress"])
+        assert (request["status"], request["removed_engines"]) == ("COMPLETED", ["engine-2"])
+        assert scale_rollout(http, 1)[1]["status"] == "NOOP"
+        running.wait_for_event("stepped", stepped + 2)  # training was not interrupted
+
         # the only engine that is left
         joins, stepped = len(joined(running)), len(events(running, "stepped"))
         os.kill(running.pid_of("engine-0-process"), signal.SIGKILL)
@@ -98,7 +123,7 @@ def test_engines_join_die_come_back_and_leave_while_training_goes_on(inputs, tmp
     assert set(trained.values()) == {1}
     assert max(done.ages()) <= 1
     left = [(event["engine"], event["reason"].split(" ")[0]) for event in done.events("engine_left")]
-    assert [name for name, _ in left] == ["engine-1", "engine-1", "engine-0"]
+    assert [name for name, _ in left] == ["engine-1", "engine-1", "engine-2", "engine-0"]
 
 
 def joined(running: Running) -> list[dict[str, Any]]:

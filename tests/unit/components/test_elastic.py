@@ -46,6 +46,38 @@ def test_the_newest_leave_first_and_the_first_ones_stay():
     assert desk().scale_in({"num_replicas": 3}, urls)["status"] == "NOOP"
 
 
+def test_one_number_leads_up_or_down():
+    requests = desk()
+    answer = requests.scale_to(5, URLS)
+    assert (answer["direction"], answer["status"], answer["message"]) == (
+        "scale_out",
+        "PENDING",
+        "2 engines are to join",
+    )
+    assert order_of(requests) == EngineOrder("scale_out", answer["request_id"], count=2)
+    requests.update(answer["request_id"], {"status": "ACTIVE"})
+    assert (requests.scale_to(3, URLS)["status"], order_of(requests)) == ("NOOP", None)
+    answer = requests.scale_to(1, URLS)
+    assert (answer["direction"], answer["message"]) == ("scale_in", "engine-3, engine-2 are to leave")
+    assert order_of(requests) == EngineOrder("scale_in", answer["request_id"], ("engine-3", "engine-2"))
+    with pytest.raises(Refused, match="one at a time"):
+        requests.scale_to(2, URLS)
+
+
+def test_engines_without_a_place_are_refused_at_once_with_what_is_free():
+    room = (1, "an engine takes 2 GPU, and 3 of the cluster are free")
+    assert desk().scale_to(4, URLS, room)["status"] == "PENDING"
+    assert desk().scale_to(1, URLS, (0, "nothing is free"))["status"] == "PENDING"  # fewer need no place
+    requests = desk()
+    with pytest.raises(Refused, match="3 engines serve and 13 more have no place: an engine takes 2 GPU") as caught:
+        requests.scale_to(16, URLS, room)
+    assert caught.value.status == 409
+    assert "ask for at most 4" in str(caught.value)
+    assert order_of(requests) is None
+    with pytest.raises(Refused, match="--hybrid only"):
+        desk(refused="engines come and go with --hybrid only").scale_to(16, URLS, room)
+
+
 def test_who_leaves_may_be_named_by_url():
     requests = desk()
     answer = requests.scale_in({"engine_urls": ["http://h:2/"], "force": True, "timeout_secs": 5}, URLS)
