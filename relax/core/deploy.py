@@ -30,6 +30,7 @@ from relax.core.metrics_link import MetricsDoor
 from relax.core.placement import Placement, check_slots, on_node, spreads
 from relax.core.ray_engines import RayEngines
 from relax.core.run_folder import RunFolder
+from relax.core.serve_logs import ServeLogs
 from relax.core.training_loop import first_error
 from relax.distributed.bus.transfer_queue import ENVIRONMENT, TransferQueueOwner
 from relax.distributed.checkpoint_service.base import WeightManifest
@@ -76,6 +77,7 @@ class RayDeployment:
         self._router: RouterProcess | None = None
         self._workers: dict[str, Any] = {}
         self._spread = False  # over several nodes
+        self._logs: ServeLogs | None = None
         self._hosting: set[str] = set()  # workers that were told to build a role
         self._threads: list[asyncio.Future[Any]] = []
         self.engines = RayEngines(
@@ -100,12 +102,20 @@ class RayDeployment:
             check_port_is_free(config.cluster.serve_host, config.cluster.serve_port)
         cluster = await self._in_thread(self._connect)
         take_signals_back()
+        self._logs = ServeLogs(cluster.session)
+        for name in ("controller", "router"):
+            self._link_log(name)
         colocate, gpus = config.cluster.colocate, cluster.gpus > 0
+        counted = gpus or cluster.slots > 0
         if gpus:
             check_fits(config.resource, colocate=colocate, available=cluster.gpus)
-        else:
+        elif counted:
             check_slots(config.resource, colocate=colocate, total=cluster.slots, free=cluster.free_slots)
-        self._spread = spreads(
+        else:
+            logger.info(
+                "the cluster has no GPUs and no slots: cards are processes on this node, as many as are asked for"
+            )
+        self._spread = counted and spreads(
             config.resource,
             colocate=colocate,
             here=cluster.here.get("GPU" if gpus else SLOT, 0.0),
@@ -117,6 +127,7 @@ class RayDeployment:
             gpus=gpus,
             node=None if self._spread else cluster.node,
             cards_per_engine=config.cluster.rollout_num_gpus_per_engine,
+            counted=counted,
         )
         await self._placement.create()
         self._start_workers(cluster.node)
@@ -190,6 +201,13 @@ class RayDeployment:
         return self._workers[name]
 
     @property
+    def _card(self) -> str | None:
+        """The Ray resource that is counted as cards."""
+        if self._cluster is None or self._cluster.gpus > 0:
+            return "GPU"
+        return SLOT if self._cluster.slots > 0 else None
+
+    @property
     def _places(self) -> Placement:
         if self._placement is None:
             raise InternalError("workers are created after their places")
@@ -208,6 +226,11 @@ class RayDeployment:
             .options(name=name, namespace=self._namespace, max_concurrency=1000, **options)
             .remote(name, self._core_share() | dict(env or {}), preload, str(self._folder.log(name)), self._spread)
         )
+        self._link_log(name)
+
+    def _link_log(self, name: str) -> None:
+        if self._logs is not None:
+            self._logs.add(name, self._folder.log(name))
 
     def _core_share(self) -> dict[str, str]:
         """Where the processes of one node tell that they are at work. A deterministic run pins its threads."""
@@ -275,12 +298,11 @@ class RayDeployment:
             serve.RunTarget(role_app(role, worker, self._namespace), name=role, route_prefix=f"/{role}")
             for role, worker in doors.items()
         ]
-        card = "GPU" if self._cluster is not None and self._cluster.gpus else SLOT
         control = control_app(
             doors,
             self._namespace,
             metrics=bool(self._config.logging.use_metrics_service),
-            card=card,
+            card=self._card,
             cards_per_engine=section.rollout_num_gpus_per_engine,
         )
         targets.append(serve.RunTarget(control, name="control", route_prefix="/"))

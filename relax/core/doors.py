@@ -80,10 +80,12 @@ def add_common_routes(http: FastAPI, call: Call) -> None:
         return {"status": "ok"}
 
 
-def control_app(roles: Mapping[str, str], namespace: str, *, metrics: bool, card: str, cards_per_engine: int) -> Any:
+def control_app(
+    roles: Mapping[str, str], namespace: str, *, metrics: bool, card: str | None, cards_per_engine: int
+) -> Any:
     """Routes that belong to no role share one application: the root, the number of engines, the weight service's
     coordinator, the metrics. `roles` is {role: worker}, `card` the Ray resource of which an engine takes
-    `cards_per_engine`."""
+    `cards_per_engine`; None where cards are not counted."""
     from ray import serve
 
     coordinator, http = process_coordinator(), control_routes(roles, metrics=metrics)
@@ -151,10 +153,13 @@ def add_routes(http: FastAPI, router: APIRouter, prefix: str) -> None:
         )
 
 
-def room_for_engines(card: str, cards_per_engine: int) -> tuple[int, str]:
-    """How many engines the cluster's free cards are enough for, and that in words. What is free lies on any node, so
-    an engine of several cards may still find no place."""
+def room_for_engines(card: str | None, cards_per_engine: int) -> tuple[int, str] | None:
+    """How many engines the cluster's free cards are enough for, and that in words; None where cards are not counted.
+    What is free lies on any node, so an engine of several cards may still find no place."""
     import ray
+
+    if card is None:
+        return None
 
     free = int(ray.available_resources().get(card, 0))
     return free // cards_per_engine, f"an engine takes {cards_per_engine} {card}, and {free} of the cluster are free"

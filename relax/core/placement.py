@@ -42,9 +42,11 @@ class Placement:
         gpus: bool,
         node: str | None,
         cards_per_engine: int = 1,
+        counted: bool = True,
     ) -> None:
-        """`node` is the resource of the one node that all bundles go to, None to let them go to any."""
-        self._colocate, self._gpus, self._node = colocate, gpus, node
+        """`node` is the resource of the one node that all bundles go to, None to let them go to any. Not `counted`:
+        the cluster has neither GPUs nor slots, and a card is no more than a process on `node`."""
+        self._colocate, self._gpus, self._node, self._counted = colocate, gpus, node, counted
         self._engine_cards, self._cards_per_engine = resource["rollout"].gpus, cards_per_engine
         self._sizes = group_sizes(resource, colocate=colocate)
         self._groups: dict[str, Any] = {}
@@ -61,7 +63,8 @@ class Placement:
     async def _reserve(self, names: Sequence[str], strategy: str = "PACK") -> None:
         from ray.util.placement_group import placement_group
 
-        card = {"GPU" if self._gpus else SLOT: 1.0, **(on_node(self._node) if self._node else {})}
+        place = on_node(self._node) if self._node else {}
+        card = {**({"GPU" if self._gpus else SLOT: 1.0} if self._counted else {}), **place}
         for name in names:
             self._groups[name] = placement_group([card] * self._sizes[name], strategy=strategy)
         for name in names:
@@ -90,6 +93,8 @@ class Placement:
             placement_group=self._groups[name], placement_group_bundle_index=self._order[name][place]
         )
         cards: dict[str, Any] = {"num_gpus": share} if self._gpus else {"resources": {SLOT: share}}
+        if not self._counted:
+            cards = {}
         return Seat({"num_cpus": 0, "scheduling_strategy": strategy, **cards})
 
     async def add(self, name: str, cards: int) -> Seat:

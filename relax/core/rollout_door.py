@@ -12,7 +12,7 @@ from fastapi import FastAPI, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt
 
 Call = Callable[..., Awaitable[Any]]
-Room = Callable[[], tuple[int, str]]  # engines that free cards are enough for, and that in words; blocking
+Room = Callable[[], tuple[int, str] | None]  # engines that free cards are enough for, and that in words; blocking
 
 
 class ScaleOut(BaseModel):

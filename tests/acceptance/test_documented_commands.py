@@ -122,6 +122,7 @@ PAGES: dict[int, tuple[str, tuple[str, ...]]] = {
     150: ("docs/distributed-checkpoint.md", ("# Distributed checkpoint", "Any number of ranks loads it", "DCS")),
     151: ("docs/troubleshooting.md", ("`ray status`", "`ray stop`", "`ray start --head`")),
     152: ("docs/troubleshooting.md", ("CUDA out of memory", "--global-batch-size 128", "--rollout-batch-size 16")),
+    153: ("docs/troubleshooting.md", ("tail -f /tmp/ray/session_latest/logs/serve/*.log",)),
     154: (
         "docs/troubleshooting.md",
         (

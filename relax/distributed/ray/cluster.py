@@ -22,7 +22,6 @@ from relax.utils.owned_folder import owned_folder, remove_abandoned
 logger = logging.getLogger(__name__)
 
 SLOT = "slot"  # the custom resource that stands for a card where there are no GPUs
-CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # written by `ray start` on this node
 MIN_CPUS = 16  # logical: TransferQueue's actors ask for one each, and a start with too few never ends
 OBJECT_STORE_BYTES = 256 << 20
 CONNECT_S = 5.0
@@ -41,6 +40,7 @@ class Cluster:
     node: str = ""  # the resource that only this process's node has
     here: Mapping[str, float] = field(default_factory=dict)  # resources of that node, used ones included
     host: str = ""  # address of that node
+    session: Path | None = None  # folder of a joined cluster's session on this node
     folder: ExitStack = field(default_factory=ExitStack)  # holds the folder of a private cluster
 
     def close(self) -> None:
@@ -51,9 +51,19 @@ class Cluster:
         self.folder.close()
 
 
+def ray_folder() -> Path:
+    """Where Ray's own commands keep their sessions, /tmp/ray unless a variable says otherwise."""
+    return Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp") / "ray"
+
+
+def current_cluster() -> Path:
+    """The file in which `ray start` writes the address of this node's cluster."""
+    return ray_folder() / "ray_current_cluster"
+
+
 def joins_cluster() -> bool:
     """Whether `connect` will look for a cluster that is there."""
-    return bool(os.environ.get("RAY_ADDRESS")) or CURRENT_CLUSTER.exists()
+    return bool(os.environ.get("RAY_ADDRESS")) or current_cluster().exists()
 
 
 def connect(*, namespace: str, slots: int, dashboard: bool, env: Mapping[str, str]) -> Cluster:
@@ -67,7 +77,7 @@ def connect(*, namespace: str, slots: int, dashboard: bool, env: Mapping[str, st
         logger.info("RAY_ADDRESS=%s is a job address; looking for the cluster of this node instead", address)
         os.environ.pop("RAY_ADDRESS")
         address = "auto"
-    elif not address and _answers(CURRENT_CLUSTER):
+    elif not address and _answers(current_cluster()):
         address = "auto"
     before_import()
     if not address:
@@ -105,7 +115,7 @@ def _join(address: str, namespace: str, env: Mapping[str, str]) -> Cluster:
     import ray
 
     try:
-        ray.init(
+        context = ray.init(
             address=address,
             namespace=namespace,
             log_to_driver=False,
@@ -118,7 +128,8 @@ def _join(address: str, namespace: str, env: Mapping[str, str]) -> Cluster:
         ) from error
     total, free = ray.cluster_resources(), ray.available_resources()
     gpus, slots, free_slots = int(total.get("GPU", 0)), total.get(SLOT, 0.0), free.get(SLOT, 0.0)
-    return Cluster(address, False, gpus, slots, free_slots, *_this_node())
+    session = Path(context.address_info["session_dir"])
+    return Cluster(address, False, gpus, slots, free_slots, *_this_node(), session)
 
 
 def _without_job_variables(env: Mapping[str, str]) -> dict[str, str]:
@@ -170,7 +181,8 @@ def _start_private(namespace: str, slots: int, dashboard: bool, env: Mapping[str
         raise InfrastructureError(f"Ray did not start: {type(error).__name__}: {error}") from error
     logger.info("private ray cluster started address=%s", context.address_info["gcs_address"])
     gpus, places = int(ray.cluster_resources().get("GPU", 0)), float(max(1, slots))
-    return Cluster(context.address_info["gcs_address"], True, gpus, places, places, *_this_node(), folder)
+    address = context.address_info["gcs_address"]
+    return Cluster(address, True, gpus, places, places, *_this_node(), folder=folder)
 
 
 def _require_token() -> None:

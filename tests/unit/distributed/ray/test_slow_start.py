@@ -66,7 +66,7 @@ def test_another_failure_is_told_at_once(starts):
 
 def test_a_private_cluster_asks_for_a_token_of_its_own(starts, monkeypatch, tmp_path):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(cluster, "CURRENT_CLUSTER", tmp_path / "no-cluster")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     starts.planned += [None]
     cluster.connect(namespace="test", slots=1, dashboard=False, env={}).folder.close()
     assert os.environ["RAY_AUTH_MODE"] == "token"
@@ -75,7 +75,7 @@ def test_a_private_cluster_asks_for_a_token_of_its_own(starts, monkeypatch, tmp_
 
 def test_a_choice_of_the_user_stays(starts, monkeypatch, tmp_path):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(cluster, "CURRENT_CLUSTER", tmp_path / "no-cluster")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     starts.planned += [None]
     cluster.connect(namespace="test", slots=1, dashboard=False, env={}).folder.close()
