@@ -42,7 +42,7 @@ class Prompts:
         changed: list[Difference] = []
         if self._config.data.multimodal_keys:
             blocks = list(blocks)
-            notes = self._record.notes(block.uid for block in blocks)
+            notes = self._record.notes([block.uid for block in blocks])
             for block in blocks:
                 prepared = await self.prepare(block.uid)
                 if len(notes.get(block.uid, {}).get("media", ())) > len(prepared.features):
