@@ -88,7 +88,8 @@ class GrpoLoss:
             terms |= self._kl_terms(tokens, tokens.ref_logp_T)
         if "entropy" in self.needs:
             terms |= self._entropy_terms(batch, tokens)
-        return terms
+        whole_T = torch.stack([terms[name].value_T.detach() for name in self.objective]).sum(0)
+        return terms | {"loss": TokenTerm(whole_T, terms["policy_loss"].count)}
 
     def _tokens(self, batch: TokenBatch) -> Tokens:
         keep_T = batch.mask > 0

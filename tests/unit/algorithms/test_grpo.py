@@ -333,3 +333,14 @@ def test_what_each_token_adds_is_the_whole_of_every_term_and_nothing_under_the_m
         assert math.fsum(by_token[name].value_T.tolist()) == pytest.approx(float(term.total.detach()), rel=1e-14)
         assert by_token[name].count == term.count
         assert not by_token[name].value_T[batch.mask == 0].any()
+
+
+def test_the_loss_curve_is_the_sum_of_what_is_differentiated():
+    table = numbers()
+    step = step_reduction(table["mask"], dtype=np.float64)
+    options = AlgorithmOptions(old_log_probs="old", use_kl_loss=True, kl_loss_coef=0.1, entropy_coef=0.2)
+    loss, batch = build_loss(options), batch_of(table, step.weights, (0, 1, 2))
+    terms = {name: term.total.detach() for name, term in loss(batch).items()}
+    assert loss.objective == ("policy_loss", "kl_loss", "entropy_loss")
+    whole = math.fsum(float(terms[name]) for name in loss.objective)
+    assert float(terms["loss"]) == pytest.approx(whole, rel=1e-14) != float(terms["policy_loss"])

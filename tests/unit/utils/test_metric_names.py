@@ -4,7 +4,7 @@
 import re
 from pathlib import Path
 
-from relax.utils.metrics import find_spec
+from relax.utils.metrics import TABLE, find_spec
 
 ROOT = Path(__file__).parents[3] / "relax"
 NAME = re.compile(r"""f?"((?:rollout|train|eval|perf)/[\w{}./@]+)\"""")
@@ -28,3 +28,12 @@ def test_every_term_of_the_grpo_loss_is_declared():
     assert {"clip_fraction", "kl_ref", "tis"} <= names
     for name in names:
         find_spec(f"train/{name}")
+
+
+def test_every_declared_metric_is_written_somewhere():
+    """By its whole name, by what stands before a placeholder, or by its last part as a term, gauge or statistic."""
+    sources = [p.read_text() for p in ROOT.rglob("*.py") if p.name != "metrics.py"]
+    source = "\n".join(sources)
+    for name in (spec.name for spec in TABLE if not spec.name.startswith("custom/")):
+        whole, last = name.split("{")[0], name.split("{")[0].rstrip("/").split("/", 1)[1].split("/")[0]
+        assert whole in source or re.search(rf"""["'/{{]{re.escape(last)}["'/(]""", source), name

@@ -46,10 +46,10 @@ def test_what_was_not_measured_is_absent_and_steps_do_not_leak():
 def test_counts_add_gauges_replace_and_maxima_keep_the_largest():
     metrics = Metrics()
     for value in (3, 1, 2):
-        metrics.count("rollout/stale_tokens", value)
+        metrics.count("rollout/sampled_tokens", value)
         metrics.gauge("train/lr", value)
         metrics.maximum("rollout/staleness_steps/max", value)
-    assert metrics.take().values() == {"rollout/stale_tokens": 6, "train/lr": 2, "rollout/staleness_steps/max": 3}
+    assert metrics.take().values() == {"rollout/sampled_tokens": 6, "train/lr": 2, "rollout/staleness_steps/max": 3}
 
 
 def test_names_are_unique_and_explained():
