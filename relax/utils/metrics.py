@@ -44,7 +44,6 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("rollout/dropped_groups", "count", "groups", "groups that never reach training, whatever the reason"),
     MetricSpec("rollout/dropped_groups/{reason}", "count", "groups", "the same by reason: stale, filter, failed"),
     MetricSpec("rollout/trained_groups", "count", "groups", "groups that this step trains on"),
-    MetricSpec("rollout/turns/mean", "mean", "turns", "engine requests a sample"),
     MetricSpec("rollout/staleness_steps/mean", "mean", "steps", "age of sampled tokens: rollout id - weight version"),
     MetricSpec("rollout/staleness_steps/max", "max", "steps", "oldest sampled token of the step"),
     MetricSpec("rollout/log_probs/mean", "mean", "nats", "engine's log-prob of sampled tokens"),
@@ -102,7 +101,6 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("perf/generation_stall_s", "gauge", "s", "engines held still for a weight install"),
     MetricSpec("perf/checkpoint_s", "gauge", "s", "writing a checkpoint"),
     MetricSpec("perf/eval_s", "gauge", "s", "an evaluation"),
-    MetricSpec("perf/cpu_s", "gauge", "s", "CPU time of the run's processes in the step"),
     MetricSpec("perf/open_groups", "gauge", "groups", "groups admitted and not yet in installed weights"),
     MetricSpec("perf/dropped_metrics", "gauge", "rows", "rows that a slow sink lost so far"),
     MetricSpec(
