@@ -2,10 +2,10 @@
 """Idle cores are lent: a process may use those of the compute processes beside it that have nothing to do.
 
 An async run on two cores has an engine and a trainer that are rarely busy for equally long. Each tells that it is at
-work by holding a file lock, which the kernel drops when the process dies, and asks at the border of a micro-batch or
-of a decode step how many cores it may use until the next one. What a process does with a second core is to compute a
-second piece (a micro-batch, a part of the decode batch) in another thread, every thread computing as if it were
-alone: so the bits of a result do not depend on what was lent, as they would with more threads in one matrix product.
+work by holding a file lock, which the kernel drops when the process dies. A trainer asks at the border of a
+micro-batch how many cores it may use, and computes as many micro-batches at a time, each in a thread that computes as
+if it were alone: so the bits of a result do not depend on what was lent, as they would with more threads in one matrix
+product. An engine does not borrow: a decode step is many small calls, whose threads wait for Python's lock.
 """
 
 from __future__ import annotations

@@ -90,7 +90,6 @@ def build_service(settings: EngineSettings) -> Any:
         attention=settings.attention,
         max_total_tokens=settings.max_total_tokens,
         device=settings.device,
-        cores=CoreShare.from_environment() if settings.device == "cpu" else None,
     )
     tokenizer, processor = load_tokenizer(folder), MediaProcessor(load_processor(folder), settings.media_options)
     text_config = runner.model.text_config
@@ -119,7 +118,7 @@ def build_service(settings: EngineSettings) -> Any:
         exact=exact,
         exact_reason=reason,
     )
-    return NativeService(runner, EngineLoop(scheduler, runner.cores), prompts, options)
+    return NativeService(runner, EngineLoop(scheduler, CoreShare.from_environment()), prompts, options)
 
 
 def build_app(settings: EngineSettings) -> Any:

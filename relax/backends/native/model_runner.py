@@ -20,20 +20,17 @@ from relax.backends.exact.probe import probe
 from relax.backends.exact.segments import engine_plan
 from relax.backends.native.scheduler import Segment
 from relax.backends.native.weights import WeightLayout
-from relax.utils.cores import CoreShare
 from relax.utils.types import MediaFeatures
 
 logger = logging.getLogger(__name__)
 
-MIN_PART_ROWS = 32  # rows of a decode step below which a second core does not pay
 ENCODED_ITEMS = 256  # encoder outputs kept for prompts that come again under the same weights
 
 
 class ModelRunner:
     """Implements `scheduler.Runner`. Called by the engine's worker thread only, `layout` and `checksums` aside."""
 
-    def __init__(self, model: ExactModel, max_total_tokens: int, cores: CoreShare | None = None) -> None:
-        self.cores = cores or CoreShare(None)
+    def __init__(self, model: ExactModel, max_total_tokens: int) -> None:
         self.model = model.eval().requires_grad_(False)
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()  # mapped files are not aligned, and bits follow alignment
@@ -49,17 +46,8 @@ class ModelRunner:
         self._device = str(model.device)
 
     @classmethod
-    def load(
-        cls,
-        folder: Path,
-        *,
-        dtype: str,
-        attention: str,
-        max_total_tokens: int,
-        device: str,
-        cores: CoreShare | None = None,
-    ) -> ModelRunner:
-        return cls(load_model(folder, dtype, attention, device), max_total_tokens, cores)
+    def load(cls, folder: Path, *, dtype: str, attention: str, max_total_tokens: int, device: str) -> ModelRunner:
+        return cls(load_model(folder, dtype, attention, device), max_total_tokens)
 
     def probe(self) -> tuple[bool, str]:
         """Whether the engine is bit-equal to training on this machine, and why."""
@@ -88,21 +76,8 @@ class ModelRunner:
         return [part if s.every_row else part[-1:] for part, s in zip(parts, segments, strict=True)]
 
     def decode(self, ids: np.ndarray, positions: np.ndarray, keys: np.ndarray, lengths: np.ndarray) -> Tensor:
-        """See `scheduler.Runner`. Parts of the batch are computed at the same time where cores are granted."""
-        parts = min(self.cores.granted(), len(ids) // MIN_PART_ROWS) if self.cores.cores > 1 else 1
-        if parts < 2:
-            return self._forward(ids, positions, keys, lengths, np.ones_like(lengths))[: len(ids)]
-        cuts = [len(ids) * i // parts for i in range(parts + 1)]
-
-        def decode_part(place: int) -> Tensor:
-            rows = slice(cuts[place], cuts[place + 1])
-            count = cuts[place + 1] - cuts[place]
-            with torch.inference_mode():  # a state of the thread
-                return self._forward(ids[rows], positions[rows], keys[rows], lengths[rows], np.ones(count, np.int64))[
-                    :count
-                ]
-
-        return torch.cat(list(self.cores.in_order(decode_part, parts)))
+        """See `scheduler.Runner`."""
+        return self._forward(ids, positions, keys, lengths, np.ones_like(lengths))[: len(ids)]
 
     def head(self, hidden: Tensor) -> Tensor:
         return self.model.logits(hidden)

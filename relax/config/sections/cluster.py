@@ -108,8 +108,8 @@ class ClusterConfig(Section):
     )
     lend_cores: bool = flag(
         True,
-        help="On CPU, a process at work uses the cores of trainers and native engines that wait; results keep their "
-        "bits. On one node, and not with --deterministic.",
+        help="On CPU, the trainer computes further micro-batches on the cores of engines that wait; results keep "
+        "their bits. On one node, and not with --deterministic.",
     )
     serve_http: bool = flag(True, help="Open the roles' HTTP routes.")
     serve_host: str = flag("127.0.0.1", help="Address that the HTTP routes listen on.")

@@ -13,7 +13,6 @@ import torch
 
 from relax.backends.engine_client import EngineRefused
 from relax.distributed.checkpoint_service.publishers import SharedMemoryPublisher
-from relax.utils.cores import VARIABLE
 
 PROMPT = [20, 21, 22, 23, 40]
 
@@ -397,22 +396,3 @@ async def test_the_model_folder_without_a_tokenizer_serves_ids(engine, text_fold
     with pytest.raises(EngineRefused, match="tokenizer"):
         await client.generate({"text": "hello"})
     assert json.loads((folder / "config.json").read_text())["vocab_size"]
-
-
-async def test_a_decode_batch_on_lent_cores_leaves_every_bit_as_it_is(engine, tmp_path, monkeypatch):
-    def requests(client):
-        return asyncio.gather(
-            *(generate(client, ids=[20 + i % 7, 40, 50 + i], n=6 + i % 9, seed=i) for i in range(70))
-        )
-
-    alone = await requests(engine())
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    client = engine()
-    sizes = []
-    runner = client.app.state.service._runner
-    forward = runner._forward
-    monkeypatch.setattr(runner, "_forward", lambda ids, *rest: sizes.append(len(ids)) or forward(ids, *rest))
-    lent = await requests(client)
-    assert [scored(answer) for answer in lent] == [scored(answer) for answer in alone]
-    assert 35 in sizes  # the full batch of 70 was computed in two parts
