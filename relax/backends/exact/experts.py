@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from relax.backends.exact.segments import padded_rows
+from relax.backends.exact.segments import pad_to_product
 from relax.utils.errors import ConfigError
 
-NAME = "relax_rows4"
+NAME = "relax_padded_experts"
 
 
 def register_experts() -> None:
-    """Make the function known to transformers as `relax_rows4`. Idempotent."""
+    """Make the function known to transformers as `relax_padded_experts`. Idempotent."""
     from transformers.integrations.moe import ExpertsInterface
 
     ExpertsInterface.register(NAME, padded_experts)
@@ -29,7 +29,7 @@ def check_experts(module: nn.Module) -> None:
 
 
 def padded_experts(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Each expert computes its rows padded as `padded_rows` says; `[T, D]`, `[T, k]`, `[T, k]` -> `[T, D]`.
+    """Each expert computes its rows padded by `pad_to_product`; `[T, D]`, `[T, k]`, `[T, k]` -> `[T, D]`.
 
     `self` is the model's own experts module with fused `gate_up_proj [E, 2I, D]` and `down_proj [E, D, I]`.
     """
@@ -41,8 +41,7 @@ def padded_experts(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, 
     outputs = []
     for place, rows in enumerate(hidden_states[order // chosen].split(counts)):
         if len(rows):
-            padded = F.pad(rows, (0, 0, 0, padded_rows(len(rows)) - len(rows)))
-            gate, up = F.linear(padded, up_weights[place]).chunk(2, -1)
+            gate, up = F.linear(pad_to_product(rows), up_weights[place]).chunk(2, -1)
             outputs.append(F.linear(self.act_fn(gate) * up, down_weights[place])[: len(rows)])
     by_token = torch.cat(outputs)[order.argsort()].view(total, chosen, -1)
     return (by_token * top_k_weights[..., None].to(by_token.dtype)).sum(1).to(hidden_states.dtype)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """Log-probs of the distribution really sampled from: one function for the engine and for training.
 
-Order of operations, the same on both sides: rows padded (`padded_rows`) -> head -> float -> divide by the
+Order of operations, the same on both sides: rows padded (`pad_to_product`) -> head -> float -> divide by the
 temperature -> suppressed ids to -inf -> log_softmax.
 """
 
@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relax.backends.exact.segments import MIN_ROWS, ROW_MULTIPLE, padded_rows
+from relax.backends.exact.segments import MIN_ROWS, ROW_MULTIPLE, pad_to_product
 
 
 def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`[R, D]` -> `[R, V]` in the model's dtype; rows are padded for the matrix product."""
-    padded = F.pad(hidden, (0, 0, 0, padded_rows(len(hidden)) - len(hidden)))
-    return F.linear(padded, weight, bias)[: len(hidden)]
+    return F.linear(pad_to_product(hidden), weight, bias)[: len(hidden)]
 
 
 def distribution(logits: Tensor, temperature: Tensor | None, suppressed: Tensor | None) -> Tensor:

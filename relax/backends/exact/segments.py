@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from relax.utils.errors import InternalError
 
@@ -40,6 +41,11 @@ def round_up(value: int, multiple: int) -> int:
 def padded_rows(count: int) -> int:
     """Rows that a product over `count` rows is padded to."""
     return max(MIN_ROWS, round_up(count, ROW_MULTIPLE))
+
+
+def pad_to_product(rows: Tensor) -> Tensor:
+    """`[R, D]` with zero rows behind, as many as `padded_rows` says."""
+    return F.pad(rows, (0, 0, 0, padded_rows(len(rows)) - len(rows)))
 
 
 def query_multiple(num_heads: int, num_kv_heads: int, head_dim: int) -> int:
