@@ -134,13 +134,10 @@ def _report(body: Tagged, values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `Report`; raises for a name or a value that the table does not allow."""
     pairs = {}
     for name, value in values.items():
-        if not isinstance(value, tuple):
-            pairs[name] = (value, 1.0)
-        elif find_spec(name).kind == "mean" and value[1] >= 0:
-            pairs[name] = value
-        else:
+        kind = find_spec(name).kind
+        if isinstance(value, tuple) and (kind != "mean" or value[1] < 0):
             raise HTTPException(422, f"{name}: a pair (sum, count) with count >= 0 is for a mean, got {value}")
-        find_spec(name)
+        pairs[name] = value if isinstance(value, tuple) else (value, 1.0)
     return {"source": str(body.tags.get("source", "http"))[:200], "values": pairs, "step": body.step}
 
 

@@ -274,9 +274,14 @@ def _search_place(ids: Sequence[int], response: Sequence[int], mask: Sequence[in
     """First place from `cursor` on that holds all ids, one where they are trained before one where they are not (an
     observation may hold a short answer too); else the trained place that begins the longest part of them."""
     places = [p for p in range(cursor, len(response)) if response[p] == ids[0]] if ids else []
-    whole = [place for place in places if _common(ids, response[place:]) == len(ids)]
-    if whole:
-        return next((place for place in whole if all(mask[place : place + len(ids)])), whole[0])
+    untrained = None
+    for place in places:
+        if _common(ids, response[place : place + len(ids)]) == len(ids):
+            if all(mask[place : place + len(ids)]):
+                return place
+            untrained = place if untrained is None else untrained
+    if untrained is not None:
+        return untrained
     trained = [p for p in places if mask[p]]
     return max(trained, key=lambda p: _common(ids, response[p:]), default=None)
 
