@@ -34,7 +34,7 @@ from relax.core.serve_logs import ServeLogs
 from relax.core.training_loop import first_error
 from relax.distributed.bus.transfer_queue import ENVIRONMENT, TransferQueueOwner
 from relax.distributed.checkpoint_service.base import WeightManifest
-from relax.distributed.ray.cluster import SLOT, Cluster, connect, joins_cluster
+from relax.distributed.ray.cluster import Cluster, connect, joins_cluster
 from relax.distributed.ray.handles import RemoteGroup, RemoteRole, translated
 from relax.distributed.ray.worker import LOOPBACK, Worker
 from relax.engine.router.process import RouterProcess
@@ -105,29 +105,27 @@ class RayDeployment:
         self._logs = ServeLogs(cluster.session)
         for name in ("controller", "router"):
             self._link_log(name)
-        colocate, gpus = config.cluster.colocate, cluster.gpus > 0
-        counted = gpus or cluster.slots > 0
-        if gpus:
+        colocate, card = config.cluster.colocate, cluster.card
+        if card == "GPU":
             check_fits(config.resource, colocate=colocate, available=cluster.gpus)
-        elif counted:
+        elif card is not None:
             check_slots(config.resource, colocate=colocate, total=cluster.slots, free=cluster.free_slots)
         else:
             logger.info(
                 "the cluster has no GPUs and no slots: cards are processes on this node, as many as are asked for"
             )
-        self._spread = counted and spreads(
+        self._spread = card is not None and spreads(
             config.resource,
             colocate=colocate,
-            here=cluster.here.get("GPU" if gpus else SLOT, 0.0),
+            here=cluster.here.get(card, 0.0),
             transport=config.cluster.checkpoint_engine_backend,
         )
         self._placement = Placement(
             config.resource,
             colocate=colocate,
-            gpus=gpus,
+            card=card,
             node=None if self._spread else cluster.node,
             cards_per_engine=config.cluster.rollout_num_gpus_per_engine,
-            counted=counted,
         )
         await self._placement.create()
         self._start_workers(cluster.node)
@@ -147,7 +145,7 @@ class RayDeployment:
             engines = starting.create_task(self.engines.start_first(spread=self._spread))
             ranks = starting.create_task(self._rank_environment())
             if config.cluster.serve_http:
-                starting.create_task(self._in_thread(self._start_doors))
+                starting.create_task(self._in_thread(lambda: self._start_doors(card)))
         await router
         urls = engines.result()
         for url in urls.values():
@@ -199,13 +197,6 @@ class RayDeployment:
     def _spawn_engine(self, name: str, options: Mapping[str, Any]) -> Any:
         self._worker(name, (), options)
         return self._workers[name]
-
-    @property
-    def _card(self) -> str | None:
-        """The Ray resource that is counted as cards."""
-        if self._cluster is None or self._cluster.gpus > 0:
-            return "GPU"
-        return SLOT if self._cluster.slots > 0 else None
 
     @property
     def _places(self) -> Placement:
@@ -281,7 +272,7 @@ class RayDeployment:
     def _handle(self, worker: str, role: str) -> Any:
         return RemoteRole(role, self._workers[worker], self._folder.log(worker))
 
-    def _start_doors(self) -> None:
+    def _start_doors(self, card: str | None) -> None:
         """One proxy, one application a role, all at once."""
         from ray import serve
 
@@ -302,7 +293,7 @@ class RayDeployment:
             doors,
             self._namespace,
             metrics=bool(self._config.logging.use_metrics_service),
-            card=self._card,
+            card=card,
             cards_per_engine=section.rollout_num_gpus_per_engine,
         )
         targets.append(serve.RunTarget(control, name="control", route_prefix="/"))

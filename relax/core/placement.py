@@ -39,14 +39,13 @@ class Placement:
         resource: Mapping[str, RoleResource],
         *,
         colocate: bool,
-        gpus: bool,
+        card: str | None,
         node: str | None,
         cards_per_engine: int = 1,
-        counted: bool = True,
     ) -> None:
-        """`node` is the resource of the one node that all bundles go to, None to let them go to any. Not `counted`:
-        the cluster has neither GPUs nor slots, and a card is no more than a process on `node`."""
-        self._colocate, self._gpus, self._node, self._counted = colocate, gpus, node, counted
+        """`card` is the resource that is counted as cards; None: a card is no more than a process on `node`. `node` is
+        the resource of the one node that all bundles go to, None to let them go to any."""
+        self._colocate, self._card, self._node = colocate, card, node
         self._engine_cards, self._cards_per_engine = resource["rollout"].gpus, cards_per_engine
         self._sizes = group_sizes(resource, colocate=colocate)
         self._groups: dict[str, Any] = {}
@@ -64,7 +63,7 @@ class Placement:
         from ray.util.placement_group import placement_group
 
         place = on_node(self._node) if self._node else {}
-        card = {**({"GPU" if self._gpus else SLOT: 1.0} if self._counted else {}), **place}
+        card = {**({self._card: 1.0} if self._card else {}), **place}
         for name in names:
             self._groups[name] = placement_group([card] * self._sizes[name], strategy=strategy)
         for name in names:
@@ -92,9 +91,9 @@ class Placement:
         strategy = PlacementGroupSchedulingStrategy(
             placement_group=self._groups[name], placement_group_bundle_index=self._order[name][place]
         )
-        cards: dict[str, Any] = {"num_gpus": share} if self._gpus else {"resources": {SLOT: share}}
-        if not self._counted:
-            cards = {}
+        cards: dict[str, Any] = {}
+        if self._card is not None:
+            cards = {"num_gpus": share} if self._card == "GPU" else {"resources": {self._card: share}}
         return Seat({"num_cpus": 0, "scheduling_strategy": strategy, **cards})
 
     async def add(self, name: str, cards: int) -> Seat:

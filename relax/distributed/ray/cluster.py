@@ -43,6 +43,13 @@ class Cluster:
     session: Path | None = None  # folder of a joined cluster's session on this node
     folder: ExitStack = field(default_factory=ExitStack)  # holds the folder of a private cluster
 
+    @property
+    def card(self) -> str | None:
+        """The resource that is counted as cards; None where the cluster has neither GPUs nor slots."""
+        if self.gpus > 0:
+            return "GPU"
+        return SLOT if self.slots > 0 else None
+
     def close(self) -> None:
         """Disconnect; a private cluster ends, and its folder goes."""
         import ray
