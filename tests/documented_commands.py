@@ -45,14 +45,15 @@ ELSEWHERE = {
     ".venv/bin/tensorboard": "not ours",
 }
 MODULES_ELSEWHERE = {"sglang.launch_server": "in the environment of SGLang"}
+# What a run needs at least, and a reward.
 MINIMUM = {
     "--hf-checkpoint": "m",
     "--prompt-data": "p.jsonl",
     "--num-rollout": "1",
     "--rollout-batch-size": "4",
     "--n-samples-per-prompt": "2",
-    "--rm-type": "math",
 }
+REWARD = {"--rm-type": "math"}
 FENCE = re.compile(r"^```(?:bash|sh|shell)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(rf"`((?:{'|'.join(map(re.escape, (*PYTHON, *RELAX, 'make', 'bash', 'pip')))}) [^`\n]+)`")
 
@@ -222,7 +223,7 @@ def _train(words: list[str]) -> None:
         return
     if given != words:
         names = {word.split("=")[0] for word in given}
-        given += [word for flag, value in MINIMUM.items() if flag not in names for word in (flag, value)]
+        given += [word for flag, value in (MINIMUM | REWARD).items() if flag not in names for word in (flag, value)]
     problems = []
     for machine in (Machine(), Machine(gpus=8, sglang=True)):
         try:

@@ -51,10 +51,18 @@ def written_aside(output: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def files(parser: argparse.ArgumentParser, *, source: str, target: str) -> None:
-    """`--input-dir` and `--output-dir`: both name files, with these suffixes."""
+def parser_of(documentation: str | None, *, source: str, target: str) -> argparse.ArgumentParser:
+    """A tool's parser with `--input-dir` and `--output-dir`: both name files, with these suffixes.
+
+    `documentation` is the tool's: its first paragraph describes, the rest ends the help.
+    """
+    description, _, rest = (documentation or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=description, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--input-dir", type=Path, required=True, metavar=f"IN{source}", help="the file to read")
     parser.add_argument("--output-dir", type=Path, required=True, metavar=f"OUT{target}", help="the file to write")
+    return parser
 
 
 def check_files(parser: argparse.ArgumentParser, source: Path, output: Path, *, suffix: str) -> None:

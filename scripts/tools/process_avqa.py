@@ -12,7 +12,6 @@ Both names are files. An output that is there is replaced, once the new one is w
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -27,7 +26,7 @@ if __name__ == "__main__":  # started as a file: the repository must be found
 from relax.engine.rewards.answers import choice_letter, tagged
 from relax.utils.errors import DataError
 from relax.utils.types import MODALITIES
-from scripts.tools.prepared import Account, check_files, files, run, with_placeholders
+from scripts.tools.prepared import Account, check_files, parser_of, run, with_placeholders
 
 KEPT = ("problem_id", "data_source")  # keys that the output keeps, for telling rows apart
 CHUNK = 1 << 20  # characters read at a time
@@ -157,11 +156,7 @@ def convert(source: Path, target: Path, md_dir: Path | None) -> Account:
 
 
 def main(argv: list[str] | None = None) -> int:
-    description, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=description, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    files(parser, source=".json", target=".jsonl")
+    parser = parser_of(__doc__, source=".json", target=".jsonl")
     parser.add_argument(
         "--md-dir",
         type=Path,

@@ -11,7 +11,6 @@ Both names are files. An output that is there is replaced, once the new one is w
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ if __name__ == "__main__":  # started as a file: the repository must be found
 from relax.data.media.decode import sniff
 from relax.engine.rewards.answers import boxed, tagged
 from relax.utils.errors import DataError
-from scripts.tools.prepared import Account, check_files, files, run, with_placeholders
+from scripts.tools.prepared import Account, check_files, parser_of, run, with_placeholders
 
 COLUMNS = ("image", "problem", "solution")
 BATCH_ROWS = 64  # rows in memory, and in a row group of the output: some MB of images
@@ -110,11 +109,7 @@ def training_rows(rows: list[dict[str, Any]], account: Account, source: Path) ->
 
 
 def main(argv: list[str] | None = None) -> int:
-    description, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=description, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    files(parser, source=".parquet", target=".parquet")
+    parser = parser_of(__doc__, source=".parquet", target=".parquet")
     args = parser.parse_args(argv)
     check_files(parser, args.input_dir, args.output_dir, suffix=".parquet")
     return run("process_openr1", lambda target: convert(args.input_dir, target), args.output_dir)

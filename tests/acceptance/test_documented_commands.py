@@ -21,17 +21,11 @@ from PIL import Image
 
 from relax.config.machine import Machine
 from relax.config.run import parse_args
+from tests.documented_commands import MINIMUM
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "scripts/training/multimodal/run-qwen3-vl-4B-8xgpu.sh"
 TEXT_SCRIPT = "scripts/training/text/run-qwen3-4B-8xgpu.sh"
-MINIMUM = {
-    "--hf-checkpoint": "m",
-    "--prompt-data": "p.jsonl",
-    "--num-rollout": "1",
-    "--rollout-batch-size": "4",
-    "--n-samples-per-prompt": "2",
-}
 
 # {line: (what is typed, name of the value, value)}; a flag as name is one of Megatron's
 FLAGS: dict[int, tuple[str, str, Any]] = {

@@ -83,13 +83,13 @@ def prompt() -> Sample:
     return prompt_sample(builder.build(RawRow(row, "here:1", Path())), group=7, row=0)
 
 
-async def call(function: Any, args: Any, sample: Sample) -> Sample:
-    sample.index = 0
+async def call(function: Any, args: Any, sample: Sample, **sampling: Any) -> Sample:
+    sample.index = sample.index or 0
     (out,) = await call_generate(
         make_hook(function, "user.generate"),
         args=args,
         sample=sample,
-        sampling_params={"temperature": 1.0, "max_new_tokens": 100},
+        sampling_params={"temperature": 1.0, "max_new_tokens": 100, **sampling},
         evaluation=False,
         recorder=SampleRecorder(seed=42, stream="sample", sample=sample),
         permits=asyncio.Semaphore(1),

@@ -19,14 +19,12 @@ from relax.backends.native.build import EngineSettings, build_app
 from relax.config.view import HookArgs
 from relax.data.columns import TrainSequence
 from relax.data.media.suppressed import suppressed_ids_of
-from relax.engine.rollout.hooks import ActiveTime, call_generate, make_hook
-from relax.engine.rollout.recorder import SampleRecorder
 from relax.engine.rollout.turns import Turns
 from relax.utils.http_utils import register_local, unregister_local
 from relax.utils.types import Sample
 from tests.builders import build_tiny_model_folder
 from tests.service.deepeyes import generate as scripted
-from tests.unit.engine.rollout.test_turns import MESSAGE, URL, make_args, prompt
+from tests.unit.engine.rollout.test_turns import MESSAGE, URL, call, make_args, prompt
 
 SIZES = ((64, 32), (32, 64), (96, 96))
 
@@ -60,18 +58,8 @@ async def look_around(args: Any, sample: Sample, sampling_params: dict[str, Any]
 async def generated(model: Path, index: int, function: Any = look_around, args: Any = None) -> Sample:
     sample = prompt()
     sample.index = index
-    (out,) = await call_generate(
-        make_hook(function, "user.generate"),
-        args=args or make_args(model),
-        sample=sample,
-        sampling_params={"temperature": 1.0, "max_new_tokens": 40, "stop_token_ids": list(range(20, 320, 3))},
-        evaluation=False,
-        recorder=SampleRecorder(seed=42, stream="sample", sample=sample),
-        permits=asyncio.Semaphore(8),
-        timeout_s=60.0,
-        active=ActiveTime(),
-    )
-    return out
+    stops = list(range(20, 320, 3))
+    return await call(function, args or make_args(model), sample, max_new_tokens=40, stop_token_ids=stops)
 
 
 async def test_engine_and_trainer_agree_to_the_bit_after_images_of_later_turns(
