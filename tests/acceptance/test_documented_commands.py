@@ -138,6 +138,14 @@ PAGES: dict[int, tuple[str, tuple[str, ...]]] = {
     307: ("docs/models.md", ("hf download Qwen/Qwen3-VL-4B-Instruct --local-dir /root/Qwen3-VL-4B-Instruct",)),
     448: ("docs/performance-tuning.md", ("# Performance tuning", "`--max-tokens-per-gpu`", "relax explain")),
     449: ("docs/oom.md", ("# OOM troubleshooting", "`--max-tokens-per-gpu`", "`--recompute-granularity full`")),
+    157: ("docs/claims.md", ("76 % faster than synchronous on 16 H800", "not on GPUs")),
+    162: ("docs/claims.md", ("Redundant vision parameters are 1 to 5 %",)),
+    195: ("docs/architecture.md", ("## Technology", "Ray Serve", "TransferQueue", "Megatron-LM", "SGLang")),
+    198: ("docs/claims.md", ("GPU use near 100 % by a pipeline of three stages", "not on GPUs")),
+    258: ("docs/comparison.md", ("| Relax | TRL | OpenRLHF | veRL | slime |", "Which one to take")),
+    259: ("docs/claims.md", ("omni-modal prompts", "down to the micro-batch", "engines join and leave")),
+    261: ("docs/claims.md", ("gains 50 % or more", "colocate when resources are few")),
+    273: ("docs/claims.md", ("Two to three times the throughput of TRL", "0.65 of TRL's wall time")),
 }
 GUIDES = ("quickstart", "running", "launching", "aliases", "models", "data", "troubleshooting")
 
