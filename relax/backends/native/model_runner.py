@@ -18,6 +18,7 @@ from relax.backends.exact.media import EncodedItem, PlacedItem
 from relax.backends.exact.model import ExactModel, load_model
 from relax.backends.exact.probe import probe
 from relax.backends.exact.segments import engine_plan
+from relax.backends.native.layout import input_major, linear_weights, turning_keeps_bits
 from relax.backends.native.scheduler import Segment
 from relax.backends.native.weights import WeightLayout
 from relax.utils.types import MediaFeatures
@@ -32,8 +33,12 @@ class ModelRunner:
 
     def __init__(self, model: ExactModel, max_total_tokens: int) -> None:
         self.model = model.eval().requires_grad_(False)
-        for parameter in model.parameters():
-            parameter.data = parameter.data.clone()  # mapped files are not aligned, and bits follow alignment
+        self._turned = frozenset[str]()  # names of weights that lie input by input
+        if str(model.device) == "cpu":
+            weights = linear_weights(model.hf)
+            self._turned = frozenset(weights if turning_keeps_bits(weights) else ())
+        for name, parameter in model.hf.named_parameters():  # mapped files are not aligned, and bits follow alignment
+            parameter.data = input_major(parameter.data) if name in self._turned else parameter.data.clone()
         self.pool = KVPool(
             model.num_layers,
             max_total_tokens,
@@ -136,6 +141,7 @@ class ModelRunner:
             {name: tuple(tensor.shape) for name, tensor in state.items()},
             {name: tensor.dtype for name, tensor in state.items()},
             frozenset(tied),
+            self._turned,
         )
 
     def install(self, tensors: Mapping[str, Tensor]) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relax.backends.native.layout import input_major
 from relax.backends.native.protocol import RequestError
 from relax.distributed.checkpoint_service.base import WeightManifest
 from relax.distributed.checkpoint_service.publishers import MANIFEST, check_tensors
@@ -37,11 +38,15 @@ _EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.wei
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """Names and shapes that a model's weights must have. `optional` names are tied to another tensor."""
+    """Names and shapes that a model's weights must have.
+
+    `optional` names are tied to another tensor; `turned` ones lie input by input (`layout.input_major`).
+    """
 
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, torch.dtype]
     optional: frozenset[str]
+    turned: frozenset[str] = frozenset()
 
 
 class WeightStaging:
@@ -171,7 +176,8 @@ class WeightStaging:
         named = _model_names(tensors, self._layout)
         for name, tensor in named.items():
             self._check_shape(name, tuple(tensor.shape))
-        return {name: _owned(tensor, self._layout.dtypes[name]) for name, tensor in named.items()}
+        dtypes, turned = self._layout.dtypes, self._layout.turned
+        return {name: _owned(tensor, dtypes[name], turn=name in turned) for name, tensor in named.items()}
 
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         expected = self._layout.shapes.get(name)
@@ -237,9 +243,9 @@ def _model_name(name: str, known: Mapping[str, Any]) -> str:
     return next((candidate for candidate in (name, short, f"model.{short}", text) if candidate in known), name)
 
 
-def _owned(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def _owned(tensor: Tensor, dtype: torch.dtype, *, turn: bool) -> Tensor:
     """A copy in memory of our own: a mapped file may change, and aligned memory keeps the bits."""
-    return tensor.to(dtype, copy=True).contiguous()
+    return input_major(tensor.to(dtype)) if turn else tensor.to(dtype, copy=True).contiguous()
 
 
 def _dtype(name: str) -> torch.dtype:
