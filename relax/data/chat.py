@@ -23,7 +23,7 @@ from relax.data.datasets import RawRow
 from relax.data.media.items import FetchPolicy, MediaAccess, MediaItem, load_media
 from relax.data.media.processing import MediaProcessor
 from relax.data.model_files import tokenizer_lock
-from relax.utils.errors import ConfigError, DataError, UserCodeError
+from relax.utils.errors import ConfigError, DataError, MediaError, UserCodeError
 from relax.utils.types import MODALITIES, MediaFeatures
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class PreparedPrompt:
 
 
 @dataclass(frozen=True)
-class _ReadRow:
+class ReadRow:
     """A row before tokenizer and media are asked."""
 
     prompt: Any
@@ -148,7 +148,7 @@ class PromptBuilder:
 
     def build(self, row: RawRow) -> PreparedPrompt:
         """Prepare one row. Blocking (reads, decodes and fetches media); never changes the row."""
-        read, where = self._read(row), row.where
+        read, where = self.read(row), row.where
         media = [
             load_media(kind, value, folder=row.folder, where=where, access=self._access, fetch=self._fetch)
             for kind, value in read.media
@@ -164,34 +164,23 @@ class PromptBuilder:
 
         Returns the row's media as (kind, value), unread. Raises what `build` would.
         """
-        return self._read(row).media
+        return self.read(row).media
 
-    def _read(self, row: RawRow) -> _ReadRow:
+    def read(self, row: RawRow) -> ReadRow:
+        """Messages, tools, metadata and media of a row; the media unread."""
         values, where = row.values, row.where
         prompt = plain(self._column(values, self._input_key, "--input-key", where))
         if self._custom_prompt is not None:
-            prompt = plain(self._edited(self._custom_prompt, prompt, values, where))
+            prompt = plain(edited_prompt(self._custom_prompt, prompt, values, where))
         label = self._column(values, self._label_key, "--label-key", where) if self._label_key else None
         tools = self._tools(values, where)
         metadata = self._metadata(values, tools, where)
         slots = _Slots(self._row_media(values, where), where)
         messages = self._messages(prompt, slots, where)
         slots.finish(_snippet(prompt))
-        return _ReadRow(prompt, messages, label, tools, metadata, slots.used)
+        return ReadRow(prompt, messages, label, tools, metadata, slots.used)
 
     # ----------------------------------------------------------------- columns
-
-    def _edited(self, edit: Callable[[Any, Mapping[str, Any]], Any], prompt: Any, values: Any, where: str) -> Any:
-        """The prompt as `--custom-prompt-path` returns it."""
-        path = f"{getattr(edit, '__module__', '?')}.{getattr(edit, '__qualname__', edit)}"
-        try:
-            edited = edit(prompt, values)
-        except Exception as error:
-            # A user's function raises what it likes; its owner is told the path and the row.
-            raise UserCodeError(f"{type(error).__name__}: {error}", path=path, sample=where) from error
-        if edited is None:
-            raise UserCodeError("returned None; it must return the prompt", path=path, sample=where)
-        return edited
 
     def _column(self, values: Mapping[str, Any], key: str, flag: str, where: str) -> Any:
         if key not in values or (values[key] is None and flag == "--input-key"):
@@ -349,6 +338,19 @@ class PromptBuilder:
         return prepared
 
 
+def edited_prompt(edit: Callable[[Any, Mapping[str, Any]], Any], prompt: Any, values: Any, where: str) -> Any:
+    """The prompt as the function of `--custom-prompt-path` returns it."""
+    path = f"{getattr(edit, '__module__', '?')}.{getattr(edit, '__qualname__', edit)}"
+    try:
+        edited = edit(prompt, values)
+    except Exception as error:
+        # A user's function raises what it likes; its owner is told the path and the row.
+        raise UserCodeError(f"{type(error).__name__}: {error}", path=path, sample=where) from error
+    if edited is None:
+        raise UserCodeError("returned None; it must return the prompt", path=path, sample=where)
+    return edited
+
+
 def kept_range(costs: Sequence[int], limit: int, *, side: str) -> range:
     """The longest run of ids, at the end (`truncate_left`) or start, whose costs sum to at most `limit`.
 
@@ -397,14 +399,14 @@ class _Slots:
     def finish(self, snippet: str) -> None:
         for kind in self.kinds:
             if self._asked[kind] != self._given[kind]:
-                raise DataError(
+                raise MediaError(
                     f"the text has {self._asked[kind]} <{kind}> placeholders, the row has {self._given[kind]} {kind} "
                     f"entries; text: {snippet}",
                     where=self._where,
                 )
 
-    def refuse(self, kind: str) -> DataError:
-        return DataError(
+    def refuse(self, kind: str) -> MediaError:
+        return MediaError(
             f"the messages have a part of type {kind}, but --multimodal-keys does not name {kind}", where=self._where
         )
 

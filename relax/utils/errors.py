@@ -4,6 +4,7 @@
 RelaxError
   ConfigError        2  run      wrong flag, file or combination; nothing has started
   DataError          2  run      a row or a medium is wrong; names file and row
+    MediaError       2  run      a medium of a row is missing, unreadable or without its place
   UserCodeError      3  request  a user's hook failed; names import path and sample
   Divergence         4  run      NaN or infinite loss or gradient
   InfrastructureError 5 role
@@ -57,6 +58,10 @@ class DataError(RelaxError, ValueError):
     def __init__(self, message: str, *, where: str | None = None) -> None:
         super().__init__(f"{where}: {message}" if where else message)
         self.where = where
+
+
+class MediaError(DataError):
+    """A medium of a row is missing, unreadable, or does not match its placeholder."""
 
 
 class UserCodeError(RelaxError):
