@@ -11,7 +11,7 @@ from pathlib import Path
 import relax
 from relax.config.command_line import SECTION_OF
 from relax.config.flags import option_name
-from relax.config.support import NOT_STARTED, PENDING
+from relax.config.support import NOT_STARTED, PENDING, later_feature
 
 # settled while the configuration is made: other values, properties of RunConfig or refusals follow from them
 SETTLED = frozenset(
@@ -63,12 +63,15 @@ def test_errors_name_flags_that_exist() -> None:
     package = Path(relax.__path__[0])
     known = {option_name(name) for name in SECTION_OF} | {option_name(f"no_{name}") for name in SECTION_OF}
     known |= {"--help", "--dry-run", "--head", "--resources"}  # the last two are of `ray start`
-    known |= {"--run", "--step", "--sample", "--metric"}  # of `relax replay` and `relax why`
+    known |= {"--run", "--step", "--sample", "--metric", "--row"}  # of `relax replay`, `relax why` and `relax render`
     unknown = {}
     for file in package.rglob("*.py"):
         if {"native", "sglang", "conformance"} & set(file.parts):  # they name flags of commands of their own
             continue
         for text in texts_of_errors(ast.parse(file.read_text())):
             found = re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*(?![\w-]|\.\.\.|\*)", text)
-            unknown |= {name: str(file.relative_to(package)) for name in found if name not in known}
+            found = [
+                name for name in found if name not in known and later_feature(name) is None
+            ]  # refused until it works
+            unknown |= dict.fromkeys(found, str(file.relative_to(package)))
     assert unknown == {}
