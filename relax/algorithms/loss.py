@@ -26,7 +26,8 @@ class Term(NamedTuple):
 class TokenBatch:
     """Response tokens of one micro-batch, flat: `T` tokens of `N` sequences, prompt tokens removed.
 
-    `columns` holds every column of the sequences by name, float32 `[T]`; `log_probs` carries the gradient.
+    `columns` holds every column of the sequences by name, float32 `[T]` (or `[T, K]` where the rows have K numbers);
+    `log_probs` carries the gradient.
     """
 
     log_probs: Tensor  # [T] float32, nats, of the distribution really sampled from
@@ -36,6 +37,8 @@ class TokenBatch:
     num_sequences: int
     columns: Mapping[str, Tensor]  # each [T] float32, no gradient
     values: Tensor | None = None  # [T] float32, a critic's head
+    class_logits: Tensor | None = None  # [T, K] float32, of a head that takes the place of the vocabulary's
+    mtp_log_probs: Tensor | None = None  # [depths, T] float32, NaN where a depth cannot predict the token
 
 
 class LossFunction(Protocol):
@@ -44,7 +47,7 @@ class LossFunction(Protocol):
     The total of the terms named in `objective` is what is differentiated; the others are metrics.
     """
 
-    needs: frozenset[str]  # of {"log_probs", "entropy", "values"}
+    needs: frozenset[str]  # of {"log_probs", "entropy", "values", "class_logits", "mtp_log_probs"}
     objective: tuple[str, ...]
 
     def __call__(self, batch: TokenBatch) -> dict[str, Term]: ...

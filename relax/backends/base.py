@@ -18,6 +18,7 @@ import numpy as np
 from relax.algorithms.loss import LossFunction as LossFunction
 from relax.algorithms.loss import Term as Term
 from relax.algorithms.loss import TokenBatch as TokenBatch
+from relax.backends.additions import ClassHead, LoraSpec, MtpSpec
 from relax.data.columns import TrainSequence
 from relax.data.media.processing import MediaOptions
 
@@ -38,6 +39,9 @@ class ModelSpec:
     gradient_checkpointing: bool = False
     logprob_chunk: int = 1024  # rows of logits that exist at a time
     trainable: bool = True  # False: forward only (reference, actor_fwd)
+    head: ClassHead | None = None  # in place of the vocabulary head
+    lora: LoraSpec | None = None  # adapters are trained, the model is not
+    mtp: MtpSpec | None = None  # layers that predict the token after the next
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ class TrainBackend(Protocol):
     ) -> dict[tuple[int, int], dict[str, np.ndarray]]:
         """Forward only: {uid of the sequence: {"log_probs": float32 [R], "entropy": ...}} under the weights `tag`.
 
-        "mass_above" is the probability of all ids that are more likely than the token. Raises `NotImplementedError`
+        "class_logits" is `[R, K]`. "mass_above" is the probability of all ids that are more likely than the token. Raises `NotImplementedError`
         for a switch that this backend, or this layout of ranks, does not have.
         """
         ...

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from relax.backends.exact import attention, experts, media, windows
+from relax.backends.additions import ClassHead
+from relax.backends.exact import attention, experts, heads, media, windows
 from relax.backends.exact.logprobs import distribution, head_logits, token_log_probs
 from relax.backends.exact.media import EncodedItem, PlacedItem
 from relax.backends.exact.segments import AttentionPlan, query_multiple
@@ -43,20 +44,33 @@ def model_class_name(path: Path) -> str:
     return _THINKERS.get(names[0], names[0])
 
 
-def load_hf(path: Path, dtype: str = "fp32") -> nn.Module:
-    """The HF model of the folder, in `dtype`, with every weight present."""
+def load_hf(path: Path, dtype: str = "fp32", head: ClassHead | None = None) -> nn.Module:
+    """The HF model of the folder, in `dtype`, with every weight present. `head` takes the vocabulary head's place."""
     import transformers
 
     from relax.utils.torchvision_shim import ensure_torchvision
 
     ensure_torchvision()
     name = model_class_name(path)
+    if head is None:
+        heads.refuse_class_model(name, path)
+    else:
+        name = heads.class_model_name(name, path)
     model_class = getattr(transformers, name, None)
     if model_class is None or not hasattr(model_class, "from_pretrained"):
         raise ConfigError(f"--hf-checkpoint {path}: transformers {transformers.__version__} has no class {name}")
     with _no_progress_bar():
-        model, info = model_class.from_pretrained(path, dtype=DTYPES[dtype], output_loading_info=True)
-    missing = sorted(info["missing_keys"]) + [str(m) for m in info.get("mismatched_keys", ())]
+        model, info = model_class.from_pretrained(
+            path,
+            dtype=DTYPES[dtype],
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told below, in one error with what is missing
+            **(heads.head_arguments(head) if head else {}),
+        )
+    missing = sorted(info["missing_keys"])
+    if head is not None:
+        missing = heads.finish_head(model, head, missing, path)
+    missing += [str(m) for m in info.get("mismatched_keys", ())]
     if missing:
         raise ConfigError(f"--hf-checkpoint {path}: weights miss {len(missing)} tensors of {name}: {missing[:5]}")
     for parameter in model.parameters():
@@ -115,7 +129,12 @@ class ExactModel(nn.Module):
 
     @property
     def head(self) -> nn.Module:
-        return self.hf.lm_head
+        """Of the vocabulary, or of classes."""
+        return self.hf.lm_head if hasattr(self.hf, "lm_head") else self.hf.score
+
+    @property
+    def has_vocabulary(self) -> bool:
+        return hasattr(self.hf, "lm_head")
 
     @property
     def towers(self) -> dict[str, nn.Module]:
@@ -146,7 +165,7 @@ class ExactModel(nn.Module):
 
     def _check(self) -> None:
         name = type(self.hf).__name__
-        if not hasattr(self.hf, "model") or not hasattr(self.hf, "lm_head"):
+        if not hasattr(self.hf, "model") or not (hasattr(self.hf, "lm_head") or hasattr(self.hf, "score")):
             raise ConfigError(f"{name} is not a causal language model with `model` and `lm_head`: not supported")
         if not hasattr(self.text_model, "layers") or not hasattr(self.text_model, "embed_tokens"):
             raise ConfigError(f"{name} has no plain stack of decoder layers: not supported")

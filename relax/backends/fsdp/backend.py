@@ -39,7 +39,8 @@ from relax.data.columns import TrainSequence
 from relax.utils.cores import CoreShare
 from relax.utils.errors import ConfigError, Divergence, InternalError
 
-_NEEDS = frozenset({"log_probs", "entropy", "values", "mass_above"})
+_NEEDS = frozenset({"log_probs", "entropy", "values", "mass_above", "class_logits"})
+_OF_VOCABULARY = frozenset({"log_probs", "entropy", "mass_above"})
 
 
 class FsdpBackend:
@@ -86,7 +87,7 @@ class FsdpBackend:
             raise InternalError("FsdpBackend.open was called twice")
         self.spec = model
         # bf16 keeps float32 masters: a sharded model casts in its hooks, a single process in `Shard`.
-        training = TrainingModel(load_hf(model.hf_path, "fp32"), attn=self._attn, value_head=self._value_head)
+        training = TrainingModel(load_hf(model.hf_path, "fp32", model.head), attn=self._attn, value_head=self._value_head)
         training = training.to(self.ranks.device).eval()
         num_parameters = sum(p.numel() for p in training.parameters())
         exact, reason = self._probe(training)
@@ -241,9 +242,10 @@ class FsdpBackend:
         start = time.perf_counter()
         batch = pack(model, sequences, shared_prefix=self.shared_prefix)
         start = totals.time("pack", start)
-        log_probs, entropy, values, _, total = model(batch, needs, towers, self._options)
+        found = model(batch, needs, towers, self._options)
+        total = found.anchor
         if not batch.empty:
-            terms = loss(token_batch(batch, log_probs, entropy, values))
+            terms = loss(token_batch(batch, found))
             totals.add(terms)
             total = total + objective_of(loss, terms, batch, totals)
         start = totals.time("forward", start)
@@ -272,6 +274,11 @@ class FsdpBackend:
             raise ConfigError(f"the loss needs {sorted(unknown)}; the fsdp backend gives {sorted(_NEEDS)}")
         if "values" in needs and not self._value_head:
             raise ConfigError("the loss needs values, but the model was opened without a value head")
+        has_vocabulary = self.model.has_vocabulary
+        if "class_logits" in needs and has_vocabulary:
+            raise ConfigError("the loss needs class logits, but the model was opened with its vocabulary head")
+        if needs & _OF_VOCABULARY and not has_vocabulary:
+            raise ConfigError(f"{sorted(needs & _OF_VOCABULARY)} need a vocabulary head, which this model has not")
         return frozenset(needs)
 
     def _towers_of_all_ranks(self, part: Part) -> list[list[str]]:

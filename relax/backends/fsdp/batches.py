@@ -30,7 +30,7 @@ class PackedBatch:
     targets: Tensor  # [R] int64
     sequence: Tensor  # [R] int64
     mask: Tensor  # [R] float32
-    columns: Mapping[str, Tensor]  # each [R] float32
+    columns: Mapping[str, Tensor]  # each [R] or [R, K] float32
     uids: tuple[tuple[int, int], ...]
     lengths: tuple[int, ...]  # response tokens of each sequence
 
@@ -147,7 +147,8 @@ def _finish(
     lengths = [s.response_len for s in sequences]
 
     def tensor(arrays: list[np.ndarray], dtype: type) -> Tensor:
-        return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)).to(device)
+        joined = np.concatenate(arrays) if arrays else np.zeros(0, dtype)
+        return torch.from_numpy(joined.astype(dtype)).to(device)
 
     names = sorted(sequences[0].columns) if sequences else []
     for sequence in sequences:

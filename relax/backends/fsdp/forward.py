@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from relax.backends.exact.logprobs import examine
+from relax.backends.exact.logprobs import examine, head_logits
 from relax.backends.exact.media import EncodedItem, PlacedItem
 from relax.backends.exact.model import ExactModel
 from relax.backends.fsdp.batches import PackedBatch
@@ -38,6 +38,7 @@ class Forward(NamedTuple):
     entropy: Tensor | None
     values: Tensor | None
     mass_above: Tensor | None
+    class_logits: Tensor | None  # [R, K]
     anchor: Tensor  # a zero
 
 
@@ -59,7 +60,7 @@ class TrainingModel(ExactModel):
         if batch.empty:
             rows = targets = torch.arange(4, device=hidden.device)
         chosen = hidden.index_select(0, rows)
-        log_probs = entropy = values = mass_above = None
+        log_probs = entropy = values = mass_above = class_logits = None
         if "mass_above" in needs or options.truncated:
             found = examine(
                 chosen,
@@ -84,12 +85,14 @@ class TrainingModel(ExactModel):
             )
         if "values" in needs:
             values = self.values(chosen)
+        if "class_logits" in needs:
+            class_logits = head_logits(chosen, self.head.weight, self.head.bias).float()
         if batch.empty:
             # Target ids 0 to 3 may be suppressed: their log-prob is -inf, and zero times it is not a number.
-            anchor = anchor + sum(_zero(t) for t in (log_probs, values) if t is not None)
-            columns = (log_probs, entropy, values, mass_above)
-            log_probs, entropy, values, mass_above = (None if t is None else t[:0] for t in columns)
-        return Forward(log_probs, entropy, values, mass_above, anchor)
+            anchor = anchor + sum(_zero(t) for t in (log_probs, values, class_logits) if t is not None)
+            columns = (log_probs, entropy, values, mass_above, class_logits)
+            log_probs, entropy, values, mass_above, class_logits = (None if t is None else t[:0] for t in columns)
+        return Forward(log_probs, entropy, values, mass_above, class_logits, anchor)
 
     def _encode(self, batch: PackedBatch, towers: Collection[str]) -> tuple[list[PlacedItem], Tensor]:
         """Encoded items at their rows, and the zero of the encoders without data here."""

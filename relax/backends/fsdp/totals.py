@@ -12,6 +12,7 @@ from torch import Tensor
 
 from relax.backends.base import LossFunction, Term, TokenBatch
 from relax.backends.fsdp.batches import PackedBatch
+from relax.backends.fsdp.forward import Forward
 from relax.utils.errors import InternalError
 
 
@@ -44,12 +45,18 @@ class Totals:
         return now
 
 
-def token_batch(
-    batch: PackedBatch, log_probs: Tensor | None, entropy: Tensor | None, values: Tensor | None
-) -> TokenBatch:
-    if log_probs is None:
-        log_probs = torch.zeros_like(batch.mask)
-    return TokenBatch(log_probs, entropy, batch.mask, batch.sequence, len(batch.uids), batch.columns, values)
+def token_batch(batch: PackedBatch, found: Forward) -> TokenBatch:
+    log_probs = torch.zeros_like(batch.mask) if found.log_probs is None else found.log_probs
+    return TokenBatch(
+        log_probs,
+        found.entropy,
+        batch.mask,
+        batch.sequence,
+        len(batch.uids),
+        batch.columns,
+        values=found.values,
+        class_logits=found.class_logits,
+    )
 
 
 def objective_of(loss: LossFunction, terms: dict[str, Term], batch: PackedBatch, totals: Totals) -> Tensor:

@@ -13,23 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from relax.algorithms.loss import Term, TokenBatch
 from relax.algorithms.reduce import step_reduction
+from relax.algorithms.supervised.causal_lm import SftLoss
 from relax.backends.base import OptimizerSpec, Part, StepStats, TrainBackend
 from relax.data.columns import TrainSequence
 from relax.utils.errors import DataError
 from relax.utils.types import MediaFeatures
-
-
-class SftLoss:
-    """Cross-entropy of supervised tokens. `sft_loss` in nats; its count is the sum of weights."""
-
-    needs = frozenset({"log_probs"})
-    objective = ("sft_loss",)
-
-    def __call__(self, batch: TokenBatch) -> dict[str, Term]:
-        weight_T = batch.columns["loss_weight"]
-        return {"sft_loss": Term(-(batch.log_probs * weight_T).sum(), float(weight_T.sum()))}
 
 
 @dataclass(frozen=True)
