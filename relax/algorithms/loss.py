@@ -38,7 +38,7 @@ class TokenBatch:
     columns: Mapping[str, Tensor]  # each [T] float32, no gradient
     values: Tensor | None = None  # [T] float32, a critic's head
     class_logits: Tensor | None = None  # [T, K] float32, of a head that takes the place of the vocabulary's
-    mtp_log_probs: Tensor | None = None  # [depths, T] float32, NaN where a depth cannot predict the token
+    mtp_log_probs: Tensor | None = None  # [T, depths] float32, NaN where a depth cannot predict the token
 
 
 class LossFunction(Protocol):

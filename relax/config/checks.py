@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from relax.config import supervised_checks
 from relax.config.flags import option_name
 from relax.config.resources import SHARED
 from relax.config.support import PENDING
@@ -437,4 +438,5 @@ RULES: tuple[Rule, ...] = (
     checkpoints,
     determinism,
     rewards,
+    *supervised_checks.RULES,
 )

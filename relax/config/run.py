@@ -30,9 +30,12 @@ from relax.config.sections import (
     DataConfig,
     EvalConfig,
     LoggingConfig,
+    LoraConfig,
+    MtpConfig,
     OptimizerConfig,
     RewardConfig,
     RolloutConfig,
+    TaskConfig,
     TrainConfig,
 )
 from relax.config.support import NOT_STARTED
@@ -52,6 +55,9 @@ class RunConfig:
     data: DataConfig
     eval: EvalConfig
     algorithm: AlgorithmConfig
+    task: TaskConfig
+    lora: LoraConfig
+    mtp: MtpConfig
     optimizer: OptimizerConfig
     checkpoint: CheckpointConfig
     reward: RewardConfig

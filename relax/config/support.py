@@ -77,7 +77,7 @@ _LATER = {
         use-routing-replay use-rollout-routing-replay optimize-routing-replay
     """,
     "SFT": """
-        eval-size task-type num-labels problem-type classification-threshold conversation-key-map loss-mask-type
+        eval-size conversation-key-map loss-mask-type
     """,
     "deferred and categorised rewards": """
         defer-reward-to-post-process
@@ -102,12 +102,6 @@ _LATER = {
     "agentic rollout": """
         use-agentic-rollout agent-command agent-cwd agent-timeout agent-env
     """,
-    "MTP training": """
-        enable-mtp-training mtp-num-layers mtp-loss-scaling-factor mtp-detach-paths mtp-only-training
-    """,
-    "LoRA": """
-        save-lora-only
-    """,
     "the rollout buffer service": """
         rollout-buffer-url fetch-trajectory-retry-times min-batch-collection-ratio rollout-task-type
     """,
@@ -124,10 +118,7 @@ _LATER = {
 LATER_FLAGS: dict[str, str] = {flag: feature for feature, flags in _LATER.items() for flag in flags.split()}
 
 LATER_PREFIXES: dict[str, str] = {
-    "lora-": "LoRA",
-    "mtp-": "MTP training",
     "sft-": "SFT",
-    "dpo-": "DPO",
     "genrm-": "GenRM judges",
     "agentic-": "agentic rollout",
     "opd-": "on-policy distillation",

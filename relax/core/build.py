@@ -22,6 +22,7 @@ from relax.components.messages import PRODUCERS
 from relax.components.training_data import BatchSettings
 from relax.config.checks import MEDIA_LIMITS
 from relax.config.run import RunConfig
+from relax.core.model_parts import class_head, lora_spec, mtp_scale, mtp_spec
 from relax.core.run_folder import RunFolder, result_folder
 from relax.data.media.processing import MediaOptions
 from relax.distributed.bus.base import Bus
@@ -106,6 +107,9 @@ def model_spec(config: RunConfig, *, trainable: bool) -> ModelSpec:
         gradient_checkpointing=config.gradient_checkpointing,
         **({} if train.log_probs_chunk_size < 1 else {"logprob_chunk": train.log_probs_chunk_size}),
         trainable=trainable,
+        head=class_head(config),
+        lora=lora_spec(config) if trainable else None,
+        mtp=mtp_spec(config) if trainable else None,
     )
 
 
@@ -199,14 +203,13 @@ def build_actor(
 
     `wrap_backend` may look at what the backend is given.
     """
-    from relax.algorithms.options import build_loss
     from relax.components.actor import Actor
     from relax.core.parity import build_parity
 
     backend = train_backend(config)
     return Actor(
         backend=wrap_backend(backend) if wrap_backend else backend,
-        loss=build_loss(algorithm_options(config)),
+        loss=policy_loss(config),
         model=model_spec(config, trainable=True),
         optimizer=optimizer_spec(config),
         settings=batch_settings(config),
@@ -218,6 +221,15 @@ def build_actor(
         parity=build_parity(config),
         executor=ThreadPoolExecutor(1, thread_name_prefix="actor"),
     )
+
+
+def policy_loss(config: RunConfig) -> Any:
+    """What the actor of reinforcement learning minimises."""
+    from relax.algorithms.options import build_loss
+    from relax.algorithms.supervised.mtp import WithMtp
+
+    loss, scale = build_loss(algorithm_options(config)), mtp_scale(config)
+    return loss if scale is None else WithMtp(loss, scale)
 
 
 def build_publisher(config: RunConfig, wiring: Wiring) -> Any:

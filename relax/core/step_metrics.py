@@ -20,7 +20,7 @@ ON_THE_PATH = frozenset(
     {"perf/step_s", "perf/generate_s/mean", "perf/reward_s/mean", *(name for name, _ in critical_path.PARTS)}
 )
 # What a loss reports, and the objective terms: their value is the sum over the step divided by its divisor.
-OBJECTIVE = ("loss", "policy_loss", "kl_loss", "entropy_loss")
+OBJECTIVE = ("loss", "policy_loss", "kl_loss", "entropy_loss", "mtp_loss")
 
 
 class StepMetrics:

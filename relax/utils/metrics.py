@@ -26,6 +26,29 @@ class MetricSpec(NamedTuple):
     meaning: str
 
 
+RANKING_METRICS = (
+    ("reward_margin", "1", "chosen minus rejected"),
+    ("strict_accuracy", "1", "pairs whose chosen answer is ahead"),
+    ("tie_rate", "1", "pairs without a difference"),
+    ("tie_aware_accuracy", "1", "pairs ahead, a tie counting one half"),
+)
+PREFERENCE_METRICS = {
+    "dpo": (
+        ("loss", "nats", "-log sigmoid of the margin, over pairs"),
+        ("logps_chosen", "nats", "summed log-prob of the chosen answer"),
+        ("logps_rejected", "nats", "summed log-prob of the rejected answer"),
+        ("ref_logps_chosen", "nats", "the same under the reference"),
+        ("ref_logps_rejected", "nats", "the same under the reference"),
+        ("reward_chosen", "1", "beta x (log-prob - reference) of the chosen answer"),
+        ("reward_rejected", "1", "the same of the rejected answer"),
+    ),
+    "reward_model": (
+        ("loss", "nats", "-log sigmoid of the margin, over pairs"),
+        ("score_chosen", "1", "score of the chosen conversation"),
+        ("score_rejected", "1", "score of the rejected conversation"),
+    ),
+}
+
 TABLE: tuple[MetricSpec, ...] = (
     # what the rollout produced; a step is the rollout that the trainer just finished
     MetricSpec("rollout/reward/mean", "mean", "reward", "reward of the trained samples, after shaping"),
@@ -55,6 +78,18 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("train/entropy", "mean", "nats", "entropy of the policy over trained tokens"),
     MetricSpec("train/entropy_loss", "mean", "nats", "entropy term with its coefficient, weighted"),
     MetricSpec("train/sft_loss", "mean", "nats", "cross-entropy of supervised tokens"),
+    MetricSpec("train/accuracy", "mean", "1", "texts whose class is the one with the largest logit"),
+    MetricSpec("train/micro_precision", "mean", "1", "right classes among those that were predicted, over all texts"),
+    MetricSpec("train/micro_recall", "mean", "1", "predicted classes among those that apply, over all texts"),
+    MetricSpec("train/micro_f1", "mean", "1", "2 x right / (predicted + applying), over all texts"),
+    MetricSpec("train/subset_accuracy", "mean", "1", "texts whose classes are all right"),
+    MetricSpec("train/mtp_loss", "mean", "nats", "MTP term with its factor, weighted"),
+    MetricSpec("train/mtp_nll", "mean", "nats", "cross-entropy of the tokens that MTP layers predict"),
+    *(
+        MetricSpec(f"train/{kind}/{name}", "mean", unit, meaning)
+        for kind, rows in PREFERENCE_METRICS.items()
+        for name, unit, meaning in (*rows, *RANKING_METRICS)
+    ),
     MetricSpec("train/clip_fraction", "mean", "1", "trained tokens whose gradient the clip cut"),
     MetricSpec("train/dual_clip_fraction", "mean", "1", "trained tokens held by the dual clip"),
     MetricSpec("train/ratio", "mean", "1", "current / old probability of trained tokens"),

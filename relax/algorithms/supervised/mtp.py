@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from relax.algorithms.loss import LossFunction, Term, TokenBatch
+from relax.algorithms.reduce import masked
 from relax.utils.errors import InternalError
 
 
@@ -30,10 +31,10 @@ class WithMtp:
             raise InternalError("the MTP term got no log-probs of the MTP layers")
         weight_T = batch.columns["loss_weight"] * batch.mask
         # NaN marks a token that a depth cannot predict: the first of a sequence.
-        known_KT = ~torch.isnan(batch.mtp_log_probs)
-        logp_KT = torch.where(known_KT, batch.mtp_log_probs, torch.zeros_like(batch.mtp_log_probs))
-        nll = -(logp_KT * weight_T).sum()
+        known_TK = ~torch.isnan(batch.mtp_log_probs)
+        logp_TK = masked(batch.mtp_log_probs, known_TK)
+        nll = -(logp_TK * weight_T[:, None]).sum()
         terms = dict(self._loss(batch))
-        terms["mtp_loss"] = Term(nll * (self._scale / len(logp_KT)), float(weight_T.sum()))
-        terms["mtp_nll"] = Term(nll.detach(), float((known_KT * weight_T).sum()))
+        terms["mtp_loss"] = Term(nll * (self._scale / logp_TK.shape[1]), float(weight_T.sum()))
+        terms["mtp_nll"] = Term(nll.detach(), float((known_TK * weight_T[:, None]).sum()))
         return terms

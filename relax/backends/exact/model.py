@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -331,9 +331,14 @@ class ExactModel(nn.Module):
 
     def gradient_checkpointing(self) -> None:
         """Recompute each text layer in the backward instead of keeping its activations."""
-        for layer in self.text_model.layers:
-            layer.gradient_checkpointing = True
-            layer._gradient_checkpointing_func = _checkpoint
+        checkpoint_layers(self.text_model.layers)
+
+
+def checkpoint_layers(layers: Iterable[nn.Module]) -> None:
+    """Recompute each of transformers' decoder layers in the backward."""
+    for layer in layers:
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = _checkpoint
 
 
 def _remember(known: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:

@@ -26,11 +26,23 @@ from relax.backends.base import (
 )
 from relax.backends.exact.model import DTYPES, AttentionName, load_hf
 from relax.backends.exact.probe import probe
-from relax.backends.fsdp import checkpoint
+from relax.backends.additions import LoraSpec
+from relax.backends.fsdp import checkpoint, lora_files
 from relax.backends.fsdp.batches import pack, towers_used
 from relax.backends.fsdp.distributed import Ranks
 from relax.backends.fsdp.forward import ForwardOptions, TrainingModel
 from relax.backends.fsdp.kept import CURRENT, KeptWeights
+from relax.backends.fsdp.lora import (
+    DropoutKey,
+    add_adapters,
+    adapter_names,
+    is_adapter,
+    merged_weight,
+    trained_with_adapters,
+)
+from relax.backends.fsdp.lora_files import write_adapter
+from relax.backends.fsdp.mtp import PREFIX as MTP
+from relax.backends.fsdp.mtp import load_mtp
 from relax.backends.fsdp.optimizer import Shard, ShardedAdamW
 from relax.backends.fsdp.published import take_published
 from relax.backends.fsdp.scoring import id_tensor, score_part, switched
@@ -39,8 +51,8 @@ from relax.data.columns import TrainSequence
 from relax.utils.cores import CoreShare
 from relax.utils.errors import ConfigError, Divergence, InternalError
 
-_NEEDS = frozenset({"log_probs", "entropy", "values", "mass_above", "class_logits"})
-_OF_VOCABULARY = frozenset({"log_probs", "entropy", "mass_above"})
+_NEEDS = frozenset({"log_probs", "entropy", "values", "mass_above", "class_logits", "mtp_log_probs"})
+_OF_VOCABULARY = frozenset({"log_probs", "entropy", "mass_above", "mtp_log_probs"})
 
 
 class FsdpBackend:
@@ -77,6 +89,8 @@ class FsdpBackend:
         self._kept = KeptWeights(())
         self._asleep = False
         self._model: TrainingModel | None = None
+        self._trained: list[Shard] = []
+        self._dropout: DropoutKey | None = None  # with adapters alone
         self._adam: ShardedAdamW | None = None
 
     # ------------------------------------------------------------------ life
@@ -87,7 +101,10 @@ class FsdpBackend:
             raise InternalError("FsdpBackend.open was called twice")
         self.spec = model
         # bf16 keeps float32 masters: a sharded model casts in its hooks, a single process in `Shard`.
-        training = TrainingModel(load_hf(model.hf_path, "fp32", model.head), attn=self._attn, value_head=self._value_head)
+        training = TrainingModel(
+            load_hf(model.hf_path, "fp32", model.head), attn=self._attn, value_head=self._value_head
+        )
+        self._add_parts(training)
         training = training.to(self.ranks.device).eval()
         num_parameters = sum(p.numel() for p in training.parameters())
         exact, reason = self._probe(training)
@@ -102,11 +119,14 @@ class FsdpBackend:
             for shard in self._shards:
                 shard.parameter.data = shard.parameter.data.to(torch.bfloat16)
                 shard.master = torch.nn.Parameter(shard.master.data)
-        self._kept = KeptWeights(self._shards)
+        self._trained = [shard for shard in self._shards if self._is_trained(shard.name)]
+        self._kept = KeptWeights(self._shards, self._trained)
         for shard in self._shards:
-            shard.parameter.requires_grad_(trainable)
+            shard.parameter.requires_grad_(False)
         if trainable:
-            self._adam = ShardedAdamW(self._shards, optimizer, self.ranks)
+            for shard in self._trained:
+                shard.parameter.requires_grad_()
+            self._adam = ShardedAdamW(self._trained, optimizer, self.ranks)
         self._options = ForwardOptions(
             model.temperature,
             id_tensor(model.suppressed_ids, self.ranks.device),
@@ -114,6 +134,26 @@ class FsdpBackend:
         )
         rank, world = self.ranks.rank, self.ranks.world_size
         return RankInfo(rank, world, rank, world, self.ranks.device, exact, reason, num_parameters)
+
+    def _add_parts(self, training: TrainingModel) -> None:
+        """What the spec adds to the model of the folder. MTP layers are copies of plain ones, so they come first."""
+        spec = self.spec
+        if spec.mtp is not None:
+            if not training.has_vocabulary:
+                raise ConfigError("--enable-mtp-training: a head for classes predicts no token")
+            training.mtp = load_mtp(training.text_model, spec.hf_path, spec.mtp)
+        if spec.lora is not None and spec.trainable:
+            self._dropout = add_adapters(training.hf, training.text_model, training.towers, spec.lora)
+            self._dropout.rank = self.ranks.rank
+
+    def _is_trained(self, name: str) -> bool:
+        if self.spec.mtp is not None and self.spec.mtp.only:
+            return name.startswith(MTP)
+        return self.spec.lora is None or trained_with_adapters(name)
+
+    @property
+    def _adapters(self) -> LoraSpec | None:
+        return self.spec.lora if self._dropout is not None else None
 
     def _probe(self, model: TrainingModel) -> tuple[bool, str]:
         """Measured in the dtype of training, on every rank; exact only when every rank is."""
@@ -134,7 +174,8 @@ class FsdpBackend:
         mesh = init_device_mesh(self.ranks.device.split(":")[0], (self.ranks.world_size,))
         compute = None if self.spec.dtype == "fp32" else DTYPES[self.spec.dtype]
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        units = [*model.text_model.layers, *model.towers.values(), model]
+        more = model.mtp.layers if model.mtp is not None else ()
+        units = [*model.text_model.layers, *more, *model.towers.values(), model]
         for unit in units:
             fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=self._reshard)
         for module in model.modules():
@@ -180,7 +221,7 @@ class FsdpBackend:
     def close(self) -> None:
         """Free the model and leave the process group. Idempotent."""
         self._model = self._adam = None
-        self._shards, self._kept = [], KeptWeights(())
+        self._shards, self._trained, self._kept = [], [], KeptWeights(())
         self._cores.close()
         self.ranks.close()
 
@@ -199,7 +240,14 @@ class FsdpBackend:
         with self._kept.computing_in(dtype) if dtype is not None else nullcontext(), self._kept.in_place(tag):
             try:
                 return score_part(
-                    model, part, needs, towers, options, shared_prefix=self.shared_prefix, cores=self._cores
+                    model,
+                    part,
+                    needs,
+                    towers,
+                    options,
+                    shared_prefix=self.shared_prefix,
+                    cores=self._cores,
+                    ahead=self._depths(needs),
                 )
             finally:
                 self._forget_gathered()
@@ -212,7 +260,7 @@ class FsdpBackend:
         needs = self._check_needs(loss.needs)
         totals = Totals()
         used = self._towers_of_all_ranks(part)
-        apart = self._cores.cores > 1
+        apart = self._cores.cores > 1 and not self._draws_dropout
         start = time.perf_counter()
 
         def backward_one(place: int) -> tuple[Totals, list[Tensor | None]]:
@@ -221,9 +269,9 @@ class FsdpBackend:
         with self._cores.working():
             for found, gradients in self._cores.in_order(backward_one, len(part.micro_batches)):
                 totals.merge(found)
-                for shard, gradient in zip(self._shards, gradients, strict=False):
+                for shard, gradient in zip(self._trained, gradients, strict=False):
                     shard.add(gradient)
-                for shard in self._shards:
+                for shard in self._trained:
                     shard.fold()
         totals.time("forward_backward", start)
         return self._sum_over_ranks(totals)
@@ -240,7 +288,9 @@ class FsdpBackend:
         """What one micro-batch adds. `apart`: return its gradient, since others may be computed at the same time."""
         model, totals = self.model, Totals()
         start = time.perf_counter()
-        batch = pack(model, sequences, shared_prefix=self.shared_prefix)
+        if self._dropout is not None:
+            self._dropout.micro_batch += 1
+        batch = pack(model, sequences, shared_prefix=self.shared_prefix, ahead=self._depths(needs))
         start = totals.time("pack", start)
         found = model(batch, needs, towers, self._options)
         total = found.anchor
@@ -251,7 +301,7 @@ class FsdpBackend:
         start = totals.time("forward", start)
         gradients: list[Tensor | None] = []
         if total.requires_grad and apart:
-            gradients = list(torch.autograd.grad(total, [s.parameter for s in self._shards], allow_unused=True))
+            gradients = list(torch.autograd.grad(total, [s.parameter for s in self._trained], allow_unused=True))
         elif total.requires_grad:
             total.backward()
         totals.time("backward", start)
@@ -266,6 +316,8 @@ class FsdpBackend:
             raise Divergence(f"optimizer step {self.num_steps}: divisor {divisor}; no trained tokens in this step?")
         start = time.perf_counter()
         norm, rate, gradient = self._adam.step(divisor)
+        if self._dropout is not None:
+            self._dropout.step, self._dropout.micro_batch = self.num_steps, 0
         return StepStats(grad_norm=norm, gradient=gradient, lr=rate, seconds={"step": time.perf_counter() - start})
 
     def _check_needs(self, needs: frozenset[str]) -> frozenset[str]:
@@ -274,12 +326,22 @@ class FsdpBackend:
             raise ConfigError(f"the loss needs {sorted(unknown)}; the fsdp backend gives {sorted(_NEEDS)}")
         if "values" in needs and not self._value_head:
             raise ConfigError("the loss needs values, but the model was opened without a value head")
+        if "mtp_log_probs" in needs and self.model.mtp is None:
+            raise ConfigError("the loss needs MTP log-probs, but the model was opened without MTP layers")
         has_vocabulary = self.model.has_vocabulary
         if "class_logits" in needs and has_vocabulary:
             raise ConfigError("the loss needs class logits, but the model was opened with its vocabulary head")
         if needs & _OF_VOCABULARY and not has_vocabulary:
             raise ConfigError(f"{sorted(needs & _OF_VOCABULARY)} need a vocabulary head, which this model has not")
         return frozenset(needs)
+
+    def _depths(self, needs: frozenset[str]) -> int:
+        return self.spec.mtp.num_layers if self.spec.mtp is not None and "mtp_log_probs" in needs else 0
+
+    @property
+    def _draws_dropout(self) -> bool:
+        """Micro-batches must come one after another, since each is drawn by its number."""
+        return self._adapters is not None and self._adapters.dropout > 0
 
     def _towers_of_all_ranks(self, part: Part) -> list[list[str]]:
         """For each micro-batch the encoders that any rank needs: all ranks must take part in their collectives."""
@@ -307,17 +369,32 @@ class FsdpBackend:
     # ------------------------------------------------------------------ weights
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(HF name, whole tensor in the model's dtype) of parameters and persistent buffers, tied ones once."""
-        dtype = DTYPES[self.spec.dtype]
-        model = self.model
+        """(HF name, whole tensor in the model's dtype) of parameters and persistent buffers, tied ones once.
+
+        Adapters are merged into their matrices. MTP layers are left out: no engine of this version computes them.
+        """
+        return ((name, tensor) for name, tensor in self._tensors() if not name.startswith(MTP))
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The same with MTP layers."""
+        model, shards = self.model, {shard.name: shard for shard in self._shards}
         for shard in self._shards:
-            tensor = shard.parameter.detach()
-            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            yield shard.name, whole.to(dtype)
+            if is_adapter(shard.name):
+                continue
+            whole = self._whole(shard)
+            a, b = adapter_names(shard.name) if shard.name.endswith(".weight") else ("", "")
+            if self._adapters is not None and a in shards:
+                whole = merged_weight(whole, self._whole(shards[a]), self._whole(shards[b]), self._adapters.scale)
+            yield shard.name, whole
         for owner, module in model.named_modules():
             for name, buffer in module.named_buffers(recurse=False):
                 if name not in module._non_persistent_buffers_set:
                     yield _hf_name(f"{owner}.{name}" if owner else name), buffer.detach()
+
+    def _whole(self, shard: Shard) -> Tensor:
+        """The parameter in the model's dtype. Collective."""
+        tensor = shard.parameter.detach()
+        return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).to(DTYPES[self.spec.dtype])
 
     def _forget_gathered(self) -> None:
         """Free weights that a forward without a backward left gathered: the next forward gathers the new ones."""
@@ -341,23 +418,55 @@ class FsdpBackend:
     def load_weights(self, folder: Path) -> None:
         """Take the weights of a published version. Each rank reads the file and keeps its own piece."""
         _ = self.model
+        if self._adapters is not None:
+            raise InternalError("published weights are merged: a model with adapters cannot take them")
         take_published(Path(folder), self._shards)
 
     def save(self, folder: Path, tag: str = CURRENT) -> None:
         _ = self.model
+        part = self._adapters is not None and self._adapters.save_adapter_only
         with self._kept.in_place(tag):
-            checkpoint.save_checkpoint(folder, self._shards, self._adam if tag == CURRENT else None, self.ranks)
+            checkpoint.save_checkpoint(
+                folder,
+                self._trained if part else self._shards,
+                self._adam if tag == CURRENT else None,
+                self.ranks,
+                part=part,
+                beside=self._write_adapter if self._adapters is not None else None,
+            )
 
     def load(self, folder: Path, *, optimizer: bool = True) -> None:
         _ = self.model
-        checkpoint.load_checkpoint(folder, self._shards, self._adam if optimizer else None, self.ranks)
+        part = checkpoint.read_meta(folder).get("part", False)
+        if part and self._adapters is None:
+            raise ConfigError(f"--load {folder} holds adapters alone (--save-lora-only): add --lora-rank")
+        shards = self._trained if part else self._shards
+        checkpoint.load_checkpoint(folder, shards, self._adam if optimizer else None, self.ranks)
 
     def export_hf(self, folder: Path) -> None:
-        """Write a folder that plain transformers loads; a value head is left out."""
-        weights = {n: t for n, t in self.weights() if not n.startswith("value_head.")}
+        """Write a folder that plain transformers loads (or peft, where the adapter stays apart), without value head."""
+        if self._adapters is not None and not self._adapters.export_merged:
+            self._write_adapter(Path(folder))
+            self.ranks.barrier()
+            return
+        weights = {n: t for n, t in self._tensors() if not n.startswith("value_head.")}
         if self.ranks.is_main:
             checkpoint.export_hf(self.model.hf, weights, self.spec.hf_path, folder)
         self.ranks.barrier()
+
+    def _write_adapter(self, folder: Path) -> None:
+        """Write `lora_adapter/` into `folder`. Collective."""
+        assert self._adapters is not None
+        tensors = {s.name: self._whole(s) for s in self._trained if not s.name.startswith((MTP, "value_head."))}
+        if self.ranks.is_main:
+            write_adapter(
+                folder / lora_files.FOLDER,
+                tensors,
+                self._adapters,
+                base=self.spec.hf_path,
+                step=self.num_steps,
+                head=None if self.model.has_vocabulary else "score",
+            )
 
 
 def _hf_name(name: str) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from relax.backends.exact.model import ExactModel
 from relax.backends.exact.segments import PackedSegments, Segment, build_plan
 from relax.data.columns import TrainSequence
-from relax.utils.errors import InternalError
+from relax.utils.errors import DataError, InternalError
 from relax.utils.types import MediaFeatures
 
 _DUMMY = np.zeros(4, np.int64)  # tokens of a micro-batch without sequences
@@ -33,6 +33,8 @@ class PackedBatch:
     columns: Mapping[str, Tensor]  # each [R] or [R, K] float32
     uids: tuple[tuple[int, int], ...]
     lengths: tuple[int, ...]  # response tokens of each sequence
+    ahead: tuple[Tensor, ...] = ()  # [packed rows] int64 each: ids of the tokens 1, 2, ... places after each row
+    place: Tensor | None = None  # [R] int64, of `rows` within its sequence; with `ahead` alone
 
     @property
     def empty(self) -> bool:
@@ -65,13 +67,17 @@ class _Builder:
             self.placed.append((self._media_places[key], rows + start))
 
 
-def pack(model: ExactModel, sequences: Sequence[TrainSequence], *, shared_prefix: bool = True) -> PackedBatch:
+def pack(
+    model: ExactModel, sequences: Sequence[TrainSequence], *, shared_prefix: bool = True, ahead: int = 0
+) -> PackedBatch:
     """Pack a micro-batch. The last token of a sequence predicts nothing and is left out of the forward.
 
     Args:
         shared_prefix: compute the prompt of a group once, and gather its keys for each response. A sequence whose
             prompt differs from its group's, or whose response holds media, is packed whole.
+        ahead: tokens behind each row that are needed; every sequence is packed whole then.
     """
+    shared_prefix = shared_prefix and not ahead
     builder = _Builder(model)
     prompts: dict[int, tuple[np.ndarray, int, int]] = {}  # group -> prompt tokens, segment, row of the last token
     shared = shared_prefix and len(sequences) > 1
@@ -85,7 +91,26 @@ def pack(model: ExactModel, sequences: Sequence[TrainSequence], *, shared_prefix
     if not sequences:
         builder.add(_DUMMY, None, None)
     packed = build_plan(builder.segments, multiple=model.query_multiple, device=str(model.device))
-    return _finish(builder, packed, sequences, rows)
+    batch = _finish(builder, packed, sequences, rows)
+    return _look_ahead(batch, sequences, ahead) if ahead else batch
+
+
+def _look_ahead(batch: PackedBatch, sequences: Sequence[TrainSequence], depths: int) -> PackedBatch:
+    """Add the ids behind each row. 0 stands behind the end of a sequence, where no loss looks."""
+    if any(sequence.media for sequence in sequences):
+        raise DataError("--enable-mtp-training reads text alone, and a row has media")
+    device, total = batch.rows.device, len(batch.packed.tokens)
+    found = []
+    for depth in range(1, depths + 1):
+        ids = torch.zeros(total, dtype=torch.long)
+        for sequence, start in zip(sequences, batch.packed.starts.tolist(), strict=False):
+            kept = max(len(sequence.tokens) - 1, 1)
+            behind = np.asarray(sequence.tokens[depth : depth + kept], np.int64)
+            ids[start : start + len(behind)] = torch.from_numpy(behind)
+        found.append(ids.to(device))
+    places = [np.arange(s.prompt_len - 1, len(s.tokens) - 1) for s in sequences]
+    place = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *places])).to(device)
+    return replace(batch, ahead=tuple(found), place=place)
 
 
 def _add_whole(builder: _Builder, sequence: TrainSequence) -> np.ndarray:

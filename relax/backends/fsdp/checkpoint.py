@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,21 @@ _META = "relax.json"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 
 
-def save_checkpoint(folder: Path, shards: list[Shard], adam: ShardedAdamW | None, ranks: Ranks) -> None:
-    """Write weights (float32) and optimizer state. Collective."""
+def save_checkpoint(
+    folder: Path,
+    shards: list[Shard],
+    adam: ShardedAdamW | None,
+    ranks: Ranks,
+    *,
+    part: bool = False,
+    beside: Callable[[Path], None] | None = None,
+) -> None:
+    """Write weights (float32) and optimizer state. Collective.
+
+    Args:
+        part: the shards are not the whole model.
+        beside: collective too; writes more into the folder before it gets its name.
+    """
     folder = Path(folder)
     aside = folder.with_name(folder.name + ".partial")
     if ranks.is_main:
@@ -38,9 +51,12 @@ def save_checkpoint(folder: Path, shards: list[Shard], adam: ShardedAdamW | None
         aside.mkdir(parents=True)
     ranks.barrier()
     _quiet_save({**_weights(shards), **_optimizer_state(shards, adam)}, aside, ranks)
+    if beside is not None:
+        beside(aside)
     if ranks.is_main:
         meta = {
             "schema": SCHEMA,
+            **({"part": True} if part else {}),
             "step": adam.num_steps if adam else 0,
             "optimizer": adam is not None,
             "shapes": {s.name: list(s.parameter.shape) for s in shards},

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from relax.backends.exact.logprobs import examine, head_logits
+from relax.backends.exact.logprobs import examine, head_logits, token_log_probs
 from relax.backends.exact.media import EncodedItem, PlacedItem
-from relax.backends.exact.model import ExactModel
+from relax.backends.exact.model import AttentionName, ExactModel, checkpoint_layers
 from relax.backends.fsdp.batches import PackedBatch
+from relax.backends.fsdp.mtp import MtpLayers, layer_arguments
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,16 @@ class Forward(NamedTuple):
     values: Tensor | None
     mass_above: Tensor | None
     class_logits: Tensor | None  # [R, K]
+    mtp_log_probs: Tensor | None  # [R, depths], NaN where a depth cannot predict the token
     anchor: Tensor  # a zero
 
 
 class TrainingModel(ExactModel):
     """The exact model whose `forward` runs a whole micro-batch, so that sharding hooks see one call."""
+
+    def __init__(self, hf: nn.Module, *, attn: AttentionName = "exact", value_head: bool = False) -> None:
+        super().__init__(hf, attn=attn, value_head=value_head)
+        self.mtp: MtpLayers | None = None
 
     def forward(
         self, batch: PackedBatch, needs: Collection[str], towers: Collection[str], options: ForwardOptions
@@ -87,12 +93,48 @@ class TrainingModel(ExactModel):
             values = self.values(chosen)
         if "class_logits" in needs:
             class_logits = head_logits(chosen, self.head.weight, self.head.bias).float()
+        mtp_log_probs = self._mtp_log_probs(batch, hidden, options) if "mtp_log_probs" in needs else None
         if batch.empty:
             # Target ids 0 to 3 may be suppressed: their log-prob is -inf, and zero times it is not a number.
-            anchor = anchor + sum(_zero(t) for t in (log_probs, values, class_logits) if t is not None)
-            columns = (log_probs, entropy, values, mass_above, class_logits)
-            log_probs, entropy, values, mass_above, class_logits = (None if t is None else t[:0] for t in columns)
-        return Forward(log_probs, entropy, values, mass_above, class_logits, anchor)
+            anchor = anchor + sum(_zero(t) for t in (log_probs, values, class_logits, mtp_log_probs) if t is not None)
+            columns = (log_probs, entropy, values, mass_above, class_logits, mtp_log_probs)
+            log_probs, entropy, values, mass_above, class_logits, mtp_log_probs = (None if t is None else t[:0] for t in columns)
+        return Forward(log_probs, entropy, values, mass_above, class_logits, mtp_log_probs, anchor)
+
+    def _mtp_log_probs(self, batch: PackedBatch, hidden: Tensor, options: ForwardOptions) -> Tensor:
+        """`[R, depths]` of the response tokens; in an empty micro-batch `[4, depths]` of whatever stands there."""
+        mtp, detach = self.mtp, set(self.mtp.spec.detach)
+        state = hidden.detach() if "backbone" in detach else hidden
+        weight, bias = self.head.weight, self.head.bias
+        if "lm-head" in detach:
+            weight, bias = weight.detach(), None if bias is None else bias.detach()
+        place = layer_arguments(self.text_model, hidden, batch.packed.positions, batch.packed.plan)
+        columns = []
+        for depth, ids in enumerate(batch.ahead):
+            embeds = self.text_model.embed_tokens(ids)
+            state = mtp(depth, state, embeds.detach() if "embedding" in detach else embeds, place)
+            if batch.empty:
+                rows = targets = known = torch.arange(4, device=hidden.device)
+            else:
+                known = torch.nonzero(batch.place > depth)[:, 0]
+                rows, targets = batch.rows[known] - depth - 1, batch.targets[known]
+            found, _ = token_log_probs(
+                state.index_select(0, rows),
+                weight,
+                bias,
+                targets,
+                temperature=options.temperature,
+                suppressed=options.suppressed,
+                chunk=options.chunk,
+            )
+            size = 4 if batch.empty else len(batch.targets)
+            columns.append(found.new_full((size,), torch.nan).index_put((known,), found))
+        return torch.stack(columns, 1)
+
+    def gradient_checkpointing(self) -> None:
+        super().gradient_checkpointing()
+        if self.mtp is not None:
+            checkpoint_layers(self.mtp.layers)
 
     def _encode(self, batch: PackedBatch, towers: Collection[str]) -> tuple[list[PlacedItem], Tensor]:
         """Encoded items at their rows, and the zero of the encoders without data here."""

@@ -18,15 +18,17 @@ CURRENT = "actor"  # the tag of the weights in training
 class KeptWeights:
     """Copies of this rank's pieces. The shards stay the one place that the model computes with."""
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
+    def __init__(self, shards: Sequence[Shard], trained: Sequence[Shard] | None = None) -> None:
+        """Only the shards that are `trained` differ between tags; by default all of them."""
         self._shards = shards
+        self._trained = shards if trained is None else trained
         self._kept: dict[str, list[Tensor]] = {}
 
     def keep(self, tag: str) -> None:
         """Remember the current weights under `tag`."""
         if tag == CURRENT:
             raise InternalError(f'FsdpBackend.keep: the tag "{CURRENT}" always means the current weights')
-        self._kept[tag] = [shard.master.detach().to("cpu", copy=True) for shard in self._shards]
+        self._kept[tag] = [shard.master.detach().to("cpu", copy=True) for shard in self._trained]
 
     def forget(self, tag: str) -> None:
         self._kept.pop(tag, None)
@@ -39,7 +41,7 @@ class KeptWeights:
             return
         if tag not in self._kept:
             raise InternalError(f"no weights are kept as {tag!r}; known are {sorted([CURRENT, *self._kept])}")
-        current = [shard.master.detach().clone() for shard in self._shards]
+        current = [shard.master.detach().clone() for shard in self._trained]
         self._put(self._kept[tag])
         try:
             yield
@@ -59,6 +61,6 @@ class KeptWeights:
                 shard.parameter.data = data
 
     def _put(self, weights: Sequence[Tensor]) -> None:
-        for shard, data in zip(self._shards, weights, strict=True):
+        for shard, data in zip(self._trained, weights, strict=True):
             shard.master.data.copy_(data)
             shard.publish()

@@ -25,7 +25,7 @@ def take_published(folder: Path, shards: list[Shard]) -> None:
     Names are the trainer's, or those that `naming.sglang_names` made of them.
     """
     _, tensors = read_version(folder)
-    whole = {shard.name: _find(shard.name, tensors) for shard in shards}
+    whole = {shard.name: find_tensor(shard.name, tensors) for shard in shards}
     wrong = []
     for shard in shards:
         found, wanted = whole[shard.name], list(shard.parameter.shape)
@@ -48,7 +48,8 @@ def _copy(shard: Shard, tensor: Tensor) -> None:
     shard.publish()
 
 
-def _find(name: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
+def find_tensor(name: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """The tensor of a parameter, under its own name or fused from those of the experts; None: it is not there."""
     for published in (name, THINKER + checkpoint_name(name)):  # an omni thinker goes by the name its engine knows
         if published in tensors:
             return tensors[published]

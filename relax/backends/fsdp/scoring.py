@@ -27,16 +27,18 @@ def score_part(
     *,
     shared_prefix: bool,
     cores: CoreShare,
+    ahead: int = 0,
 ) -> Columns:
     """What `needs` names of every response token of the part.
 
     Args:
+        ahead: depths of multi-token prediction that are needed.
         towers: for each micro-batch, the encoders that any rank uses.
     """
 
     def score_one(place: int) -> tuple[PackedBatch, Forward]:
         with torch.no_grad():
-            batch = pack(model, part.micro_batches[place], shared_prefix=shared_prefix)
+            batch = pack(model, part.micro_batches[place], shared_prefix=shared_prefix, ahead=ahead)
             return batch, model(batch, needs, towers[place], options)
 
     columns: Columns = {}

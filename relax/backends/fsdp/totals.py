@@ -56,6 +56,7 @@ def token_batch(batch: PackedBatch, found: Forward) -> TokenBatch:
         batch.columns,
         values=found.values,
         class_logits=found.class_logits,
+        mtp_log_probs=found.mtp_log_probs,
     )
 
 

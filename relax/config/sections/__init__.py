@@ -10,9 +10,12 @@ from relax.config.sections.cluster import ClusterConfig
 from relax.config.sections.data import DataConfig
 from relax.config.sections.eval import EvalConfig
 from relax.config.sections.logging import LoggingConfig
+from relax.config.sections.lora import LoraConfig
+from relax.config.sections.mtp import MtpConfig
 from relax.config.sections.optimizer import OptimizerConfig
 from relax.config.sections.reward import RewardConfig
 from relax.config.sections.rollout import RolloutConfig
+from relax.config.sections.task import TaskConfig
 from relax.config.sections.train import TrainConfig
 
 SECTIONS: dict[str, type[Section]] = {
@@ -22,6 +25,9 @@ SECTIONS: dict[str, type[Section]] = {
     "data": DataConfig,
     "eval": EvalConfig,
     "algorithm": AlgorithmConfig,
+    "task": TaskConfig,
+    "lora": LoraConfig,
+    "mtp": MtpConfig,
     "optimizer": OptimizerConfig,
     "checkpoint": CheckpointConfig,
     "reward": RewardConfig,
@@ -36,8 +42,11 @@ __all__ = [
     "DataConfig",
     "EvalConfig",
     "LoggingConfig",
+    "LoraConfig",
+    "MtpConfig",
     "OptimizerConfig",
     "RewardConfig",
     "RolloutConfig",
+    "TaskConfig",
     "TrainConfig",
 ]

@@ -1,0 +1,135 @@
+# Copyright (c) 2026 Relax Authors. All Rights Reserved.
+"""The folder `lora_adapter/` in peft's form, and the merge of one into a Hugging Face folder, tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from relax.backends.additions import LoraSpec
+from relax.backends.fsdp.lora import A, B, is_adapter, merged_weight
+from relax.utils.errors import ConfigError
+
+FOLDER = "lora_adapter"
+CONFIG, WEIGHTS, META = "adapter_config.json", "adapter_model.safetensors", "relax_lora_meta.json"
+_PREFIX = "base_model.model."
+_SCHEMA = 1
+
+
+def write_adapter(
+    folder: Path, tensors: Mapping[str, Tensor], spec: LoraSpec, *, base: Path, step: int, head: str | None = None
+) -> None:
+    """Write adapters (names of the model, A and B of each matrix) so that peft loads them onto `base`.
+
+    Args:
+        head: first part of the names of a head that was trained too and belongs to the adapter: "score".
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    adapters = {name: tensor for name, tensor in tensors.items() if is_adapter(name)}
+    chosen = {f"{_PREFIX}{name}.weight": tensor for name, tensor in adapters.items()}
+    if head is not None:
+        chosen |= {f"{_PREFIX}{n}": tensor for n, tensor in tensors.items() if n.startswith(f"{head}.")}
+    modules = sorted({name.rpartition(".")[0] for name in adapters})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "SEQ_CLS" if head else "CAUSAL_LM",
+        "base_model_name_or_path": str(base),
+        "r": spec.rank,
+        "lora_alpha": spec.alpha,
+        "lora_dropout": spec.dropout,
+        "target_modules": modules,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "modules_to_save": [head] if head else None,
+        "inference_mode": True,
+    }
+    meta = {
+        "schema": _SCHEMA,
+        "rank": spec.rank,
+        "alpha": spec.alpha,
+        "targets": list(spec.targets),
+        "scope": spec.scope,
+        "matrices": len(modules),
+        "optimizer_steps": step,
+    }
+    save_file({n: t.detach().cpu().contiguous() for n, t in chosen.items()}, folder / WEIGHTS, {"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    (folder / META).write_text(json.dumps(meta, indent=2) + "\n")
+
+
+def merge_adapter(adapter: Path, source: Path, output: Path) -> int:
+    """Write `source` with the adapter added into its matrices; returns how many changed. One tensor at a time.
+
+    Each tensor keeps its type. Raises `ConfigError` when the adapter has a matrix that the folder has not.
+    """
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    pairs, scale = _read_adapter(adapter)
+    if output.exists():
+        raise ConfigError(f"--output-dir {output} exists: name a new folder")
+    shards = sorted(source.glob("*.safetensors"))
+    if not shards:
+        raise ConfigError(f"--hf-checkpoint {source} holds no .safetensors file")
+    _check_names(adapter, source, shards, pairs)
+    aside = output.with_name(output.name + ".partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    for shard in shards:
+        tensors = {}
+        with safe_open(shard, framework="pt") as file:
+            metadata = file.metadata()
+            for name in file.keys():  # noqa: SIM118
+                tensor = file.get_tensor(name)
+                pair = pairs.get(name.removesuffix(".weight"))
+                tensors[name] = merged_weight(tensor, *pair, scale) if pair else tensor
+        save_file(tensors, aside / shard.name, metadata or {"format": "pt"})
+    for path in source.iterdir():
+        if path.is_file() and path.suffix != ".safetensors":
+            shutil.copy2(path, aside / path.name)
+    aside.rename(output)
+    return len(pairs)
+
+
+def _read_adapter(folder: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], float]:
+    """({matrix: (A, B)}, scale)."""
+    from safetensors.torch import load_file
+
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(f"--adapter {folder}: no {CONFIG} there; give a lora_adapter folder")
+    config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
+    tensors = {n.removeprefix(_PREFIX): t for n, t in load_file(folder / WEIGHTS).items()}
+    pairs = {}
+    for name, tensor in tensors.items():
+        owner, _, leaf = name.removesuffix(".weight").rpartition(".")
+        if leaf == A:
+            pairs[owner] = (tensor, tensors[f"{owner}.{B}.weight"])
+        elif leaf != B:
+            raise ConfigError(f"--adapter {folder} holds {name}, a head of its own: export the checkpoint instead")
+    if config.get("use_rslora") or config.get("rank_pattern") or config.get("alpha_pattern"):
+        raise ConfigError(f"--adapter {folder}: rank patterns and rslora are not supported")
+    return pairs, float(config["lora_alpha"]) / int(config["r"])
+
+
+def _check_names(adapter: Path, source: Path, shards: list[Path], pairs: Mapping[str, object]) -> None:
+    from safetensors import safe_open
+
+    known = set()
+    for shard in shards:
+        with safe_open(shard, framework="pt") as file:
+            known |= {name.removesuffix(".weight") for name in file.keys()}  # noqa: SIM118
+    absent = sorted(set(pairs) - known)
+    if absent:
+        raise ConfigError(
+            f"--adapter {adapter} has {len(absent)} matrices that {source} has not, such as {absent[:3]}: it belongs "
+            "to another model"
+        )
+
+
