@@ -170,6 +170,8 @@ def _python(words: list[str]) -> None:
         _pytest(words[2:])
     elif words[0] == "-m" and words[1] in ("relax", "relax.entrypoints.cli"):
         _relax(words[2:])
+    elif words[0] == "-m" and words[1] in MODULES_ELSEWHERE:
+        return
     elif words[0] == "-m" and words[1] != "relax.entrypoints.train":
         _asked(lambda: runpy.run_module(words[1], run_name="__main__", alter_sys=True), words[1:])
     elif words[0] in ("train.py", "relax/entrypoints/train.py") or words[0] == "-m":

@@ -138,8 +138,8 @@ class TrainBackend(Protocol):
     ) -> dict[tuple[int, int], dict[str, np.ndarray]]:
         """Forward only: {uid of the sequence: {"log_probs": float32 [R], "entropy": ...}} under the weights `tag`.
 
-        "class_logits" is `[R, K]`. "mass_above" is the probability of all ids that are more likely than the token. Raises `NotImplementedError`
-        for a switch that this backend, or this layout of ranks, does not have.
+        "class_logits" is `[R, K]`. "mass_above" is the probability of all ids that are more likely than the token.
+        Raises `NotImplementedError` for a switch that this backend, or this layout of ranks, does not have.
         """
         ...
 

@@ -58,6 +58,8 @@ def notes(config: RunConfig) -> Iterator[str]:
     yield from _unused_roles(config)
     yield from _batches(config)
     yield from _engines(config)
+    if config.lora.lora_rank and not (config.lora.lora_merge_mode or config.lora.lora_adapter_mode):
+        yield "--lora-rank without --lora-merge-mode or --lora-adapter-mode: engines and exports get merged weights"
 
 
 def _without_effect(config: RunConfig) -> Iterator[str]:

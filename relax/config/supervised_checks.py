@@ -92,8 +92,8 @@ def lora(config: RunConfig) -> Iterator[str]:
         yield "--lora-merge-mode and --lora-adapter-mode exclude each other: keep one"
     if section.lora_adapter_mode and config.algorithm.loss_type == "policy_loss":
         yield (
-            f"--lora-adapter-mode: no engine of --rollout-backend {config.rollout.rollout_backend} takes adapters from "
-            "the trainer in this version; use --lora-merge-mode, which publishes merged weights"
+            f"--lora-adapter-mode: no engine of --rollout-backend {config.rollout.rollout_backend} takes adapters "
+            "from the trainer in this version; use --lora-merge-mode, which publishes merged weights"
         )
     if "router" in section.lora_target_modules and not section.lora_adapter_mode:
         yield "--lora-target-modules router needs --lora-adapter-mode: a router is not merged"

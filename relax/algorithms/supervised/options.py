@@ -53,7 +53,7 @@ class SupervisedOptions:
 
     @property
     def head_labels(self) -> int | None:
-        """Outputs of the head that takes the place of the vocabulary's: K, 1 for a reward, None for a language model."""
+        """Outputs of a head in place of the vocabulary's: K, 1 for a reward, None for a language model."""
         if self.loss_type == "reward_model":
             return 1
         return self.num_labels if self.task_type == "seq_cls" else None

@@ -79,7 +79,9 @@ def check_pairs(batch: TokenBatch) -> None:
         raise InternalError(f"{batch.num_sequences} sequences in a micro-batch of pairs: a pair was cut")
     preferred_T, place_T = batch.columns["preferred"], batch.sequence % 2
     if bool((preferred_T != (1 - place_T)).any()):
-        raise InternalError("sequences of a micro-batch are not pairs of a chosen and a rejected answer, in this order")
+        raise InternalError(
+            "sequences of a micro-batch are not pairs of a chosen and a rejected answer, in this order"
+        )
 
 
 def _by_pair(values_T: Tensor, batch: TokenBatch) -> Tensor:

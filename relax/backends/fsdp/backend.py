@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from relax.backends.additions import LoraSpec
 from relax.backends.base import (
     LossFunction,
     ModelSpec,
@@ -26,7 +27,6 @@ from relax.backends.base import (
 )
 from relax.backends.exact.model import DTYPES, AttentionName, load_hf
 from relax.backends.exact.probe import probe
-from relax.backends.additions import LoraSpec
 from relax.backends.fsdp import checkpoint, lora_files
 from relax.backends.fsdp.batches import pack, towers_used
 from relax.backends.fsdp.distributed import Ranks
@@ -34,8 +34,8 @@ from relax.backends.fsdp.forward import ForwardOptions, TrainingModel
 from relax.backends.fsdp.kept import CURRENT, KeptWeights
 from relax.backends.fsdp.lora import (
     DropoutKey,
-    add_adapters,
     adapter_names,
+    add_adapters,
     is_adapter,
     merged_weight,
     trained_with_adapters,
@@ -444,7 +444,7 @@ class FsdpBackend:
         checkpoint.load_checkpoint(folder, shards, self._adam if optimizer else None, self.ranks)
 
     def export_hf(self, folder: Path) -> None:
-        """Write a folder that plain transformers loads (or peft, where the adapter stays apart), without value head."""
+        """Write a folder that transformers loads (peft, where the adapter stays apart), without value head."""
         if self._adapters is not None and not self._adapters.export_merged:
             self._write_adapter(Path(folder))
             self.ranks.barrier()

@@ -78,6 +78,8 @@ def pack(
         ahead: tokens behind each row that are needed; every sequence is packed whole then.
     """
     shared_prefix = shared_prefix and not ahead
+    if ahead and any(sequence.media for sequence in sequences):
+        raise DataError("--enable-mtp-training reads text alone, and a row has media")
     builder = _Builder(model)
     prompts: dict[int, tuple[np.ndarray, int, int]] = {}  # group -> prompt tokens, segment, row of the last token
     shared = shared_prefix and len(sequences) > 1
@@ -97,8 +99,6 @@ def pack(
 
 def _look_ahead(batch: PackedBatch, sequences: Sequence[TrainSequence], depths: int) -> PackedBatch:
     """Add the ids behind each row. 0 stands behind the end of a sequence, where no loss looks."""
-    if any(sequence.media for sequence in sequences):
-        raise DataError("--enable-mtp-training reads text alone, and a row has media")
     device, total = batch.rows.device, len(batch.packed.tokens)
     found = []
     for depth in range(1, depths + 1):

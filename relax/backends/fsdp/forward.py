@@ -98,7 +98,9 @@ class TrainingModel(ExactModel):
             # Target ids 0 to 3 may be suppressed: their log-prob is -inf, and zero times it is not a number.
             anchor = anchor + sum(_zero(t) for t in (log_probs, values, class_logits, mtp_log_probs) if t is not None)
             columns = (log_probs, entropy, values, mass_above, class_logits, mtp_log_probs)
-            log_probs, entropy, values, mass_above, class_logits, mtp_log_probs = (None if t is None else t[:0] for t in columns)
+            log_probs, entropy, values, mass_above, class_logits, mtp_log_probs = (
+                None if t is None else t[:0] for t in columns
+            )
         return Forward(log_probs, entropy, values, mass_above, class_logits, mtp_log_probs, anchor)
 
     def _mtp_log_probs(self, batch: PackedBatch, hidden: Tensor, options: ForwardOptions) -> Tensor:

@@ -107,7 +107,9 @@ class LoraLinear(nn.Linear):
         if self.dropout and torch.is_grad_enabled():
             noise = torch.rand(x.shape, generator=self.key.generator(self.layer, x.device), device=x.device)
             kept = x * (noise >= self.dropout) / (1.0 - self.dropout)
-            return F.linear(x, self.weight, self.bias) + F.linear(F.linear(kept, self.lora_A), self.lora_B) * self.scale
+            return (
+                F.linear(x, self.weight, self.bias) + F.linear(F.linear(kept, self.lora_A), self.lora_B) * self.scale
+            )
         return _MergedProduct.apply(x, self.weight, self.bias, self.lora_A, self.lora_B, self.scale)
 
 
@@ -154,8 +156,8 @@ def _refuse_experts(text_model: nn.Module, spec: LoraSpec) -> None:
     fused = next((type(m).__name__ for m in text_model.modules() if hasattr(m, "gate_up_proj")), None)
     if wanted and fused is not None and not isinstance(_gate_up(text_model), nn.Linear):
         raise ConfigError(
-            f"--lora-target-modules {' '.join(sorted(wanted))}: the experts of this model ({fused}) are fused and take "
-            "no adapters in this version; use linear_qkv linear_proj"
+            f"--lora-target-modules {' '.join(sorted(wanted))}: the experts of this model ({fused}) are fused and "
+            "take no adapters in this version; use linear_qkv linear_proj"
         )
 
 

@@ -131,5 +131,3 @@ def _check_names(adapter: Path, source: Path, shards: list[Path], pairs: Mapping
             f"--adapter {adapter} has {len(absent)} matrices that {source} has not, such as {absent[:3]}: it belongs "
             "to another model"
         )
-
-

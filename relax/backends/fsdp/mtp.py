@@ -70,8 +70,6 @@ def layer_arguments(text_model: nn.Module, hidden: Tensor, positions: Tensor, pl
     return {
         "attention_mask": None,
         "position_ids": where,
-        "past_key_values": None,
-        "use_cache": False,
         "position_embeddings": rotary,
         "relax_plan": plan,
     }
@@ -100,7 +98,9 @@ def load_mtp(text_model: nn.Module, path: Path, spec: MtpSpec) -> MtpLayers:
             continue
         parameter.data = found.to(parameter.dtype).clone()
     if wrong:
-        raise ConfigError(f"--enable-mtp-training: --hf-checkpoint {path} has other MTP layers: {'; '.join(wrong[:5])}")
+        raise ConfigError(
+            f"--enable-mtp-training: --hf-checkpoint {path} has other MTP layers: {'; '.join(wrong[:5])}"
+        )
     return layers
 
 

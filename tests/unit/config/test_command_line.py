@@ -49,8 +49,6 @@ def test_rounds_and_engines_are_told_apart(word: str) -> None:  # C2
 @pytest.mark.parametrize(
     ("word", "feature"),
     [
-        ("--lora-rank", "LoRA"),
-        ("--enable-mtp-training", "MTP training"),
         ("--sft-predict-interval", "SFT"),
         ("--genrm-model-path", "GenRM judges"),
         ("--use-agentic-rollout", "agentic rollout"),

@@ -150,9 +150,9 @@ def test_choices_among_megatrons_kernels_are_one_note_on_fsdp() -> None:
 
 def test_a_megatron_flag_of_a_feature_that_is_missing_names_the_feature() -> None:
     with pytest.raises(
-        ConfigError, match=r"--mtp-num-layers 1 is not available on --train-backend fsdp .* MTP training"
+        ConfigError, match=r"--profile-step-start 3 is not available on --train-backend fsdp .* profiling"
     ):
-        parse("--mtp-num-layers 1")
+        parse("--profile-step-start 3")
 
 
 def test_losses_that_are_off_pass() -> None:

@@ -6,7 +6,12 @@ import pytest
 from relax.config.run import default_config
 from relax.utils.errors import ConfigError
 
-CLASSES = {"task_type": "seq_cls", "num_labels": 3, "problem_type": "single_label_classification", "label_key": "label"}
+CLASSES = {
+    "task_type": "seq_cls",
+    "num_labels": 3,
+    "problem_type": "single_label_classification",
+    "label_key": "label",
+}
 
 
 def refused(**flags) -> str:

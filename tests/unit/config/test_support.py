@@ -19,7 +19,7 @@ SETTLED = frozenset(
     actor_num_nodes actor_num_gpus_per_node num_gpus_per_node train_backend bus
     num_steps_per_rollout true_on_policy_mode use_rollout_logprobs megatron_to_hf_mode qkv_format loss_type
     num_rollout num_epoch eval_prompt_data eval_config eval_input_key eval_label_key eval_tool_key custom_config_path
-    teacher_hf_checkpoint
+    teacher_hf_checkpoint lora_merge_mode
     """.split()  # noqa: SIM905
 )
 FOR_HOOKS = frozenset({"max_turns"})
@@ -64,6 +64,7 @@ def test_errors_name_flags_that_exist() -> None:
     known = {option_name(name) for name in SECTION_OF} | {option_name(f"no_{name}") for name in SECTION_OF}
     known |= {"--help", "--dry-run", "--head", "--resources"}  # the last two are of `ray start`
     known |= {"--run", "--step", "--sample", "--metric", "--row"}  # of `relax replay`, `relax why` and `relax render`
+    known |= {"--run-dir", "--iteration", "--output-dir", "--adapter"}  # of tools that export and merge
     unknown = {}
     for file in package.rglob("*.py"):
         if {"native", "sglang", "conformance"} & set(file.parts):  # they name flags of commands of their own

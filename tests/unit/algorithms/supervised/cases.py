@@ -10,7 +10,7 @@ from relax.algorithms.loss import TokenBatch
 
 def whole_batch(logits, **columns) -> TokenBatch:
     """Sequences that are read at their last token: one row each. `logits [N, K]`."""
-    logits = torch.as_tensor(logits, dtype=torch.float64).requires_grad_()
+    logits = torch.as_tensor(logits, dtype=torch.float64).clone().requires_grad_()
     number = len(logits)
     tensors = {name: torch.as_tensor(values, dtype=torch.float64) for name, values in columns.items()}
     tensors.setdefault("loss_weight", torch.ones(number, dtype=torch.float64))

@@ -69,7 +69,7 @@ def test_micro_metrics_equal_those_of_scikit_learn_over_two_batches(threshold):
     sums, counts = {}, {}
     for part in (slice(0, 13), slice(13, 20)):
         for name, term in loss(whole_batch(logits[part], label=labels[part])).items():
-            sums[name] = sums.get(name, 0.0) + float(term.total)
+            sums[name] = sums.get(name, 0.0) + float(term.total.detach())
             counts[name] = counts.get(name, 0.0) + term.count
     found = classification_metrics(chosen, sums, counts)
     taken = (logits.sigmoid() >= threshold).int().numpy()
@@ -128,7 +128,7 @@ def test_labels_as_rows_hold_them():
 
 @pytest.mark.parametrize("label", [-1, 4, True, 1.0, "1", [1], None])
 def test_a_label_that_is_no_class_index_is_refused(label):
-    with pytest.raises(DataError, match="not a class index.*an integer from 0 to 3"):
+    with pytest.raises(DataError, match=r"not a class index.*an integer from 0 to 3"):
         label_column(label, options(4))
 
 

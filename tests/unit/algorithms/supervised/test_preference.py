@@ -67,7 +67,9 @@ def test_a_policy_equal_to_its_reference_ties_exactly():
 
 def test_dpo_of_two_pairs_is_the_sum_of_each_alone():
     other = [[-2.0], [-1.0, -1.0]]
-    both = token_batch([*LOGPS, *other], [*MASKS, [1], [1, 1]], preferred=[*PREFERRED, 1, 0, 0], ref_logprobs=[*REF, -1.0, -1.5, -0.5])
+    both = token_batch(
+        [*LOGPS, *other], [*MASKS, [1], [1, 1]], preferred=[*PREFERRED, 1, 0, 0], ref_logprobs=[*REF, -1.0, -1.5, -0.5]
+    )
     first = token_batch(LOGPS, MASKS, preferred=PREFERRED, ref_logprobs=REF)
     second = token_batch(other, preferred=[1, 0, 0], ref_logprobs=[-1.0, -1.5, -0.5])
     loss = dpo(dpo_beta=0.3)
@@ -126,5 +128,5 @@ def test_an_answer_without_a_trained_token_is_refused():
 
 
 def test_a_beta_of_zero_is_refused():
-    with pytest.raises(ConfigError, match="--dpo-beta 0.0 must be > 0"):
+    with pytest.raises(ConfigError, match=r"--dpo-beta 0.0 must be > 0"):
         SupervisedOptions(loss_type="dpo", dpo_beta=0.0)

@@ -118,7 +118,8 @@ def test_a_reward_model_scores_the_last_token_and_says_so_in_its_config(base, tm
     backend = opened(folder_of(base, "qwen3"), ClassHead(1, head_type=HEAD_TYPE_REWARD, seed=1))
     generator = np.random.default_rng(0)
     rows = [
-        s for n in range(6)
+        s
+        for n in range(6)
         for s in reward_sequences(n, generator.integers(12, 90, 9).tolist(), generator.integers(90, 250, 6).tolist())
     ]
     loss, divisor = build_supervised_loss(chosen), supervised_reduction(rows, chosen).divisor
@@ -151,5 +152,5 @@ def test_what_does_not_fit_the_head_is_refused(base, tmp_path):
         opened(tmp_path / "classes", None)
     with pytest.raises(ConfigError, match=r"score.weight"):
         opened(tmp_path / "classes", ClassHead(7, SINGLE_LABEL))
-    with pytest.raises(ConfigError, match="Qwen3OmniMoeThinkerForSequenceClassification|no class"):
+    with pytest.raises(ConfigError, match=r"Qwen3OmniMoeThinkerForSequenceClassification|no class"):
         opened(folder_of(base, "qwen3_omni"), head_of(chosen))

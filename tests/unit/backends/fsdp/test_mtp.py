@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from relax.algorithms.supervised.causal_lm import SftLoss
 from relax.algorithms.supervised.mtp import WithMtp
@@ -13,41 +13,15 @@ from relax.backends.additions import ClassHead, MtpSpec
 from relax.backends.base import ModelSpec, OptimizerSpec
 from relax.backends.fsdp.backend import FsdpBackend
 from relax.utils.errors import ConfigError, DataError
+from tests.unit.backends.fsdp.mtp_models import with_mtp
 from tests.unit.backends.training_cases import folder_of, gradients, groups, image, one_part, worst_difference
 
 SCALE = 0.2
 
 
-def mtp_tensors(folder, layers: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Random weights under the names of public checkpoints."""
-    generator = torch.Generator().manual_seed(seed)
-    model = load_file(folder / "model.safetensors")
-    width = model["model.norm.weight"].shape[0]
-    tensors = {"mtp.fc.weight": torch.randn(width, 2 * width, generator=generator) * 0.1}
-    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
-        tensors[f"mtp.{name}.weight"] = 1 + 0.1 * torch.randn(width, generator=generator)
-    for layer in range(layers):
-        for name, tensor in model.items():
-            if name.startswith("model.layers.1."):
-                moved = tensor + 0.02 * torch.randn(tensor.shape, generator=generator)
-                tensors[name.replace("model.layers.1.", f"mtp.layers.{layer}.")] = moved
-    return tensors
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     return tmp_path_factory.mktemp("models")
-
-
-def with_mtp(base, layers: int = 1, kind: str = "qwen3"):
-    folder = base / f"{kind}-mtp{layers}"
-    if not folder.exists():
-        import shutil
-
-        shutil.copytree(folder_of(base, kind), folder)
-        tensors = load_file(folder / "model.safetensors") | mtp_tensors(folder, layers)
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    return folder
 
 
 def opened(folder, spec: MtpSpec, **more) -> FsdpBackend:
@@ -188,7 +162,7 @@ def test_an_export_and_a_checkpoint_hold_the_layers_and_engines_get_none(base, t
 def test_what_cannot_be_trained_is_refused(base):
     with pytest.raises(ConfigError, match=r"holds no MTP weights \(tensors named mtp\.\*\)"):
         opened(folder_of(base, "qwen3"), MtpSpec(1))
-    with pytest.raises(ConfigError, match="--mtp-num-layers 2: .* holds 1 MTP layers"):
+    with pytest.raises(ConfigError, match=r"--mtp-num-layers 2: .* holds 1 MTP layers"):
         opened(with_mtp(base), MtpSpec(2))
     with pytest.raises(ConfigError, match="predicts no token"):
         opened(with_mtp(base), MtpSpec(1), head=ClassHead(2, "single_label_classification"))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from relax.algorithms.loss import TokenBatch
-from relax.backends.base import Part, StepStats
 from relax.algorithms.supervised.causal_lm import SftLoss
+from relax.backends.base import Part, StepStats
 from relax.engine.sft.cold_start import ColdStart, demonstration, train
 from relax.utils.errors import DataError
 
