@@ -118,16 +118,30 @@ def _read_adapter(folder: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], float
     return pairs, float(config["lora_alpha"]) / int(config["r"])
 
 
-def _check_names(adapter: Path, source: Path, shards: list[Path], pairs: Mapping[str, object]) -> None:
+def _check_names(adapter: Path, source: Path, shards: list[Path], pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Raise unless the folder is whole and has every matrix of the adapter, in its shape."""
     from safetensors import safe_open
 
-    known = set()
+    shapes: dict[str, list[int]] = {}
     for shard in shards:
         with safe_open(shard, framework="pt") as file:
-            known |= {name.removesuffix(".weight") for name in file.keys()}  # noqa: SIM118
-    absent = sorted(set(pairs) - known)
+            shapes |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    index = source / "model.safetensors.index.json"
+    if index.is_file():
+        listed = json.loads(index.read_text())["weight_map"]
+        gone = sorted(set(listed.values()) - {shard.name for shard in shards})
+        gone += sorted(set(listed) - set(shapes))
+        if gone:
+            raise ConfigError(f"--hf-checkpoint {source} is not whole: {index.name} lists {gone[:3]}, which is absent")
+    absent = sorted(owner for owner in pairs if f"{owner}.weight" not in shapes)
     if absent:
         raise ConfigError(
             f"--adapter {adapter} has {len(absent)} matrices that {source} has not, such as {absent[:3]}: it belongs "
             "to another model"
         )
+    for owner, (a, b) in pairs.items():
+        if shapes[f"{owner}.weight"] != [len(b), a.shape[1]] or len(a) != b.shape[1]:
+            raise ConfigError(
+                f"--adapter {adapter}: {owner} has A {list(a.shape)} and B {list(b.shape)} for a matrix of "
+                f"{shapes[f'{owner}.weight']}: it belongs to another model"
+            )

@@ -49,8 +49,7 @@ def trained(folder, spec: LoraSpec = SPEC, steps: int = 3, **more) -> FsdpBacken
     return backend
 
 
-def test_an_adapter_of_alpha_16_and_rank_4_adds_four_times_b_a():
-    """E4: the alpha is not lost on the merge."""
+def test_E4_an_adapter_of_alpha_16_and_rank_4_adds_four_times_b_a():
     a, b = torch.tensor([[1.0, 2.0]]).expand(4, 2), torch.ones(3, 4)
     # B A: each entry is 4 x (1, 2); scale 16 / 4 = 4
     found = merged_weight(torch.zeros(3, 2), a, b, LoraSpec(4, 16.0).scale)
@@ -210,6 +209,25 @@ def test_the_merge_tool_writes_the_merged_export(base, tmp_path):
         merge_adapter(tmp_path / "checkpoint/lora_adapter", folder_of(base, "qwen3_moe"), tmp_path / "other")
     with pytest.raises(ConfigError, match=r"no adapter_config.json there"):
         merge_adapter(folder, folder, tmp_path / "none")
+
+
+def test_E5_a_base_model_with_a_missing_shard_or_of_another_size_is_refused_before_the_merge(base, tmp_path):
+    folder = folder_of(base, "qwen3")
+    opened(folder).save(tmp_path / "checkpoint")
+    adapter, sharded = tmp_path / "checkpoint/lora_adapter", tmp_path / "sharded"
+    transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(sharded, max_shard_size="100KB")
+    names = sorted(path.name for path in sharded.glob("*.safetensors"))
+    assert len(names) > 2
+    assert merge_adapter(adapter, sharded, tmp_path / "whole") == 14
+    (sharded / names[1]).unlink()
+    with pytest.raises(ConfigError, match=f"is not whole: model.safetensors.index.json lists .'{names[1]}'"):
+        merge_adapter(adapter, sharded, tmp_path / "broken")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.intermediate_size = 96
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "wide")
+    with pytest.raises(ConfigError, match=r"has A \[4, 128\] and B \[64, 4\] for a matrix of \[64, 96\]"):
+        merge_adapter(adapter, tmp_path / "wide", tmp_path / "broken")
+    assert not (tmp_path / "broken").exists()
 
 
 def test_kept_weights_are_those_of_the_start(base):
