@@ -7,10 +7,11 @@ prefixes (`relax.engine.sft.dataset.spans`), and tokens follow from characters b
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from relax.data.chat import plain
 from relax.data.model_files import tokenizer_lock
 from relax.engine.sft.dataset.chat_template_patch import TEMPLATE_KEY, TemplatePatcher, patched_template
 from relax.engine.sft.dataset.deepseek_chat_template_patch import try_patch_deepseek_chat_template
+from relax.engine.sft.dataset.message_form import MessageForm, message_form
 from relax.engine.sft.dataset.qwen_chat_template_patch import try_patch_qwen_chat_template
 from relax.engine.sft.dataset.sample import CanonicalSample
 from relax.engine.sft.dataset.shown import check_shown
@@ -99,6 +101,7 @@ class ChatRenderer:
         self._model_template = model_template
         self._kwargs = dict(plain(chat_template_kwargs or {}))
         self._shapes: dict[str, TurnShape | None] = {}
+        self._forms: dict[str, MessageForm] = {}
         self._told: set[str] = set()  # template origins already logged
 
     def text(self, sample: CanonicalSample, *, add_generation_prompt: bool = False) -> str:
@@ -113,7 +116,7 @@ class ChatRenderer:
             sample.messages,
             learned,
             shape=lambda: self._shape(call),
-            special=self._special_tokens(),
+            special=self._special_tokens,
             where=sample.where,
         )
         check_shown(sample, text, dict(zip(learned, spans, strict=True)))
@@ -143,7 +146,8 @@ class ChatRenderer:
         if not explicit and self._tokenizer.chat_template is None:
             merged[TEMPLATE_KEY] = template
         _, kwargs = patched_template(sample, template, merged, _CHAT_TEMPLATE_PATCHERS)
-        return _Call(self._tokenizer, kwargs, sample.tools, sample.where)
+        call = _Call(self._tokenizer, kwargs, sample.tools, sample.where)
+        return replace(call, form=self._form(call))
 
     def _tell_origin(self, own: Mapping[str, Any], explicit: str | None) -> None:
         if own.get(TEMPLATE_KEY):
@@ -157,11 +161,16 @@ class ChatRenderer:
             log.info("sft chat template origin=%s", origin)
 
     def _shape(self, call: _Call) -> TurnShape | None:
-        key = json.dumps([call.kwargs, bool(call.tools)], sort_keys=True, default=repr)
-        if key not in self._shapes:
-            self._shapes[key] = turn_shape(call.render)
-        return self._shapes[key]
+        if call.key not in self._shapes:
+            self._shapes[call.key] = turn_shape(call.render)
+        return self._shapes[call.key]
 
+    def _form(self, call: _Call) -> MessageForm:
+        if call.key not in self._forms:
+            self._forms[call.key] = message_form(call.render)
+        return self._forms[call.key]
+
+    @functools.cached_property
     def _special_tokens(self) -> tuple[str, ...]:
         added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
         return tuple({*self._tokenizer.all_special_tokens, *(str(token) for token in added if token.special)})
@@ -175,11 +184,17 @@ class _Call:
     kwargs: dict[str, Any]
     tools: tuple[Any, ...] | None
     where: str
+    form: MessageForm = field(default_factory=MessageForm)
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Equal for calls of which the template shows messages alike."""
+        return json.dumps([self.kwargs, bool(self.tools)], sort_keys=True, default=repr)
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
         """Raises TemplateRefusal, which names the row."""
         options = {**self.kwargs, "tokenize": False, "add_generation_prompt": add_generation_prompt}
-        shown = [{name: value for name, value in message.items() if name != "learn"} for message in messages]
+        shown = [self.form.of(message) for message in messages]
         tools = list(self.tools) if self.tools else None
         try:
             with tokenizer_lock(self.tokenizer):

@@ -7,6 +7,7 @@ tool call. Templates of Qwen3.6 and later have a gate for it, `preserve_thinking
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -27,37 +28,47 @@ _NATIVE_GATES = (
     "{%- if preserve_thinking is undefined or preserve_thinking is true or loop.index0 > ns.last_query_index %}",
 )
 _FAMILY = ("<|im_start|>", "last_query_index")  # what no other family's template has together
-_GATE = re.compile(r"\{%-?\s*(?:el)?if\b(?:(?!%\}).)*last_query_index(?:(?!%\}).)*%\}", re.DOTALL)
+_USE = re.compile(r"\{[%{](?:(?![%}]\}).)*last_query_index(?:(?![%}]\}).)*[%}]\}", re.DOTALL)
+_SET = re.compile(r"\{%-?\s*set\s+ns(?:\.last_query_index)?\s*=")  # where the index comes from
 
 
 def try_patch_qwen_chat_template(
     sample: CanonicalSample, template: str | None, kwargs: Mapping[str, Any]
 ) -> TemplatePatchResult | None:
-    """The template with a `preserve_thinking` gate, and the argument decided for this sample; None for other families.
+    """The template with a `preserve_thinking` gate, and the argument decided for this sample.
 
+    None for other families, and for a template of this one without any history gate: it compresses nothing.
     Unset or null decides: true when an assistant message that is learned and has `</think>` in its text stands before
-    the last ordinary user message. Raises RuntimeError for a Qwen template whose history gate is missing, repeated or
-    unknown, and ValueError for a `preserve_thinking` that is no boolean.
+    the last ordinary user message. Raises RuntimeError for a Qwen template whose history gate is repeated or unknown,
+    and ValueError for a `preserve_thinking` that is no boolean.
     """
     if not isinstance(template, str) or not all(mark in template for mark in _FAMILY):
         return None
-    native = _recognised(template, sample)
+    gates = _gates(template)
+    if not gates:
+        return None
+    native = _is_native(template, gates, sample)
     resolved = resolved_preserve_thinking(kwargs, _history_is_trained(sample), sample)
     patched = template if native else template.replace(_LEGACY_GATE, _PATCHED_GATE)
     return TemplatePatchResult(patched, resolved, PATCH_NAME, changed=not native)
 
 
-def _recognised(template: str, sample: CanonicalSample) -> bool:
-    """Whether the template's one history gate is a native one."""
-    gates = _GATE.findall(template)
+@functools.lru_cache(maxsize=64)
+def _gates(template: str) -> tuple[str, ...]:
+    """Every statement of the template that uses the index of the last ordinary user message."""
+    return tuple(use[0] for use in _USE.finditer(template) if not _SET.match(use[0]))
+
+
+def _is_native(template: str, gates: tuple[str, ...], sample: CanonicalSample) -> bool:
+    """Whether the template's one history gate is a native one, else the old one."""
     if len(gates) == 1 and gates[0] in _NATIVE_GATES:
         return True
-    if gates == [_LEGACY_GATE] and "preserve_thinking" not in template:
+    if gates == (_LEGACY_GATE,) and "preserve_thinking" not in template:
         return False
-    found = "; ".join(gates) or "none"
+    found = "; ".join(gates)
     raise RuntimeError(
         f"{sample.where}: the chat template looks like Qwen's, but its history gate is not the one that is known: "
-        f"found {found}{' beside another use of preserve_thinking' if gates == [_LEGACY_GATE] else ''}; expected "
+        f"found {found}{' beside another use of preserve_thinking' if gates == (_LEGACY_GATE,) else ''}; expected "
         f"{_LEGACY_GATE} or {' or '.join(_NATIVE_GATES)}, once. Use the model's own template, or give a fixed one by "
         "--chat-template FILE"
     )

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax.engine.sft.dataset.sample import is_ordinary_user
-from relax.engine.sft.dataset.turn_shape import Render, TurnShape
+from relax.engine.sft.dataset.turn_shape import Render, TurnShape, common_start
 from relax.utils.errors import DataError
 
 Span = tuple[int, int]  # half-open range of characters
@@ -51,7 +51,7 @@ def supervised_spans(
 ) -> tuple[str, list[Span]]:
     """The whole text, and the trained range of each message of `learned` (places, ascending).
 
-    `special` are the tokenizer's special tokens as text; `shape` is asked only when prefixes do not tell.
+    `special` are the tokenizer's special tokens as text.
     """
     text = render(messages, False)
     turns = _Turns(render, list(messages), text, shape, tuple(special), where)
@@ -115,7 +115,10 @@ class _Turns:
         return prefix if self._text.startswith(prefix) else None
 
     def _closed(self, whole: str) -> int:
-        """End of a turn that closes `whole`: without white space behind a special token."""
+        """End of the turn that `whole` ends with, without what stands behind the token that closes it."""
+        shape = self._shape()
+        if shape is not None and shape.end and whole.endswith(shape.end + shape.behind):
+            return len(whole) - len(shape.behind)
         bare = whole.rstrip()
         return len(bare) if bare.endswith(self._special) else len(whole)
 
@@ -134,15 +137,15 @@ class _Turns:
             raise self._doubt(place, "what stands before it changes with its text")
         if not shape.generation_prompt:
             return turn  # nothing is given to the model: it writes the header itself
-        for opening in (shape.generation_prompt, shape.header):
-            if self._text.startswith(opening, turn):
-                return turn + len(opening)
-        raise self._doubt(place, f"its turn does not start with {shape.header!r}")
+        given = common_start(shape.generation_prompt, self._text[turn:])
+        if not given:
+            raise self._doubt(place, f"its turn does not start as {shape.generation_prompt!r} does")
+        return turn + len(given)
 
     def _probed_end(self, place: int) -> int:
         shape, probe = self._known_shape(place), self._probe(place)
         if not shape.end:
-            raise self._doubt(place, "the template closes a turn with nothing that could be found")
+            return self._end_of_text(place, probe)
         if shape.end in json.dumps(self._messages[place].get("tool_calls") or [], ensure_ascii=False, default=str):
             raise self._doubt(place, f"its tool calls hold {shape.end!r}, which closes a turn")
         stop = probe.text.find(shape.end, probe.at)
@@ -151,6 +154,13 @@ class _Turns:
         if stop < 0 or not self._text.endswith(rest) or not self._text[:end].endswith(shape.end):
             raise self._doubt(place, "what stands behind it changes with its text")
         return end
+
+    def _end_of_text(self, place: int, probe: _Probe) -> int:
+        """End of a turn that nothing closes: behind its text, if its text comes last."""
+        rest = probe.text[probe.at + len(_PROBE) :]
+        if self._messages[place].get("tool_calls") or not self._text.endswith(rest):
+            raise self._doubt(place, "the template closes a turn with nothing that could be found")
+        return len(self._text) - len(rest)
 
     def _known_shape(self, place: int) -> TurnShape:
         shape = self._shape()

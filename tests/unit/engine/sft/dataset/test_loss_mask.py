@@ -203,6 +203,51 @@ class TestTemplatesThatChangeHistory:
         )
 
 
+class TestOtherHabits:
+    def test_what_a_template_adds_at_the_end_of_a_dialogue_is_not_trained(self):
+        # Phi-3's adds the end of the text where no generation prompt is asked for; its turns have an end of their own.
+        phi3 = (
+            "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
+        )
+        assert marked(sample(user("a"), assistant("b"), user("c"), assistant("d")), phi3) == (
+            "<|user|>\na<|end|>\n<|assistant|>\n«b<|end|>»\n<|user|>\nc<|end|>\n<|assistant|>\n«d<|end|>»\n</s>"
+        )
+
+    def test_a_template_that_reads_typed_parts_only_gets_them(self):
+        parts = (
+            "{% for m in messages %}{{ m.role + ':' }}{% for p in m.content %}{{ p.text }}{% endfor %}{{ '</s>' }}"
+            "{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+        )
+        assert marked(sample(user("a"), assistant("b")), parts) == "user:a</s>assistant:«b</s>»"
+
+    def test_a_template_that_wants_arguments_as_json_text_gets_it(self):
+        json_text = templates.DEEPSEEK.replace("call.function.arguments | tojson", "call.function.arguments")
+        dialogue = sample(user("a"), assistant("", "add"), tool("2"), assistant("b"))
+        assert marked(dialogue, json_text) == marked(dialogue, templates.DEEPSEEK)
+
+    def test_turns_that_nothing_closes_end_with_their_text(self):
+        # GLM's turns end where the next role begins. History without its thought is no prefix.
+        glm = (
+            "{% for m in messages %}{{ '<|' + m.role + '|>\n' }}{% if m.role == 'assistant' %}"
+            "{{ '<think>' + ((m.reasoning_content or '') if loop.last else '') + '</think>\n' }}{% endif %}"
+            "{{ m.content }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+        )
+        dialogue = sample(
+            user("a"), assistant("b", reasoning_content="w"), user("c"), assistant("d", reasoning_content="why")
+        )
+        assert marked(dialogue, glm) == (
+            "<|user|>\na<|assistant|>«\n<think></think>\nb»<|user|>\nc<|assistant|>«\n<think>why</think>\nd»"
+        )
+
+    def test_a_thought_behind_a_prompt_that_gives_an_empty_one(self):
+        # The generation prompt without thinking closes the thought; a row that thinks shares only its opening with it.
+        dialogue = sample(user("a"), assistant("<think>\nwhy\n</think>\n\nb"))
+        assert marked(dialogue, templates.QWEN3_5, chat_template_kwargs={"enable_thinking": False}) == (
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\n«why\n</think>\n\nb<|im_end|>»\n"
+        )
+
+
 class TestRefusals:
     def test_a_template_that_hides_the_reasoning_of_the_answer_is_an_error(self):
         with pytest.raises(DataError, match=r"train.jsonl:3: .* does not show the reasoning of message 1"):
@@ -217,11 +262,11 @@ class TestRefusals:
         with pytest.raises(DataError, match=r"does not show the tool call 'add' of message 1"):
             marked(sample(user("a"), assistant("b", "add")), templates.CHATML)
 
-    def test_a_template_that_numbers_turns_from_the_end_cannot_be_masked(self):
-        # Every turn tells how many follow: neither prefixes nor headers are found again.
+    def test_a_template_that_counts_turns_from_the_end_and_says_everything_twice_cannot_be_masked(self):
+        # The count changes with every further turn, so there are no prefixes; a text that stands twice tells no place.
         counts = (
-            "{% for m in messages %}{{ '[' ~ (messages | length - loop.index) ~ m.role ~ ']' ~ m.content ~ '</s>' }}"
-            "{% endfor %}"
+            "{% for m in messages %}{{ '[' ~ (messages | length - loop.index) ~ m.role ~ ']' ~ m.content }}"
+            "{{ m.content }}{% endfor %}"
         )
         with pytest.raises(MaskError, match=r"train.jsonl:3: .*message 1.*set learn to false"):
             marked(sample(user("a"), assistant("b")), counts)

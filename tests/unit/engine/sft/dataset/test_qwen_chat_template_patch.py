@@ -91,10 +91,14 @@ class TestDriftFailsFast:
         with pytest.raises(RuntimeError, match="beside another use of preserve_thinking"):
             result_of(*HISTORY, template=conflict)
 
-    def test_a_family_mark_without_any_gate(self):
-        without = templates.QWEN3_5.replace(templates.LEGACY_GATE, "{%- if true %}")
-        with pytest.raises(RuntimeError, match="found none"):
-            result_of(*HISTORY, template=without)
+    def test_a_gate_behind_a_name_of_its_own(self):
+        named = "{%- set shown = loop.index0 > ns.last_query_index %}{%- if shown %}"
+        with pytest.raises(RuntimeError, match=r"found \{%- set shown = loop.index0"):
+            result_of(*HISTORY, template=templates.QWEN3_5.replace(templates.LEGACY_GATE, named))
+
+    def test_a_template_that_shows_every_thought_is_not_touched(self):
+        always = templates.QWEN3_5.replace(templates.LEGACY_GATE, "{%- if true %}")
+        assert try_patch_qwen_chat_template(sample(*HISTORY), always, {}) is None
 
 
 class TestArgumentsAndPolicy:
