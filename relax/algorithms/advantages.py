@@ -1,9 +1,11 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """Group-relative advantages: rewards of whole groups in, one advantage per sample out.
 
-    A_i = (r_i - mean_G) / (std_G + epsilon)
+    group_mean       A_i = (r_i - mean_G) / (std_G + epsilon), or r_i - mean_G without a standard deviation
+    leave_one_out    A_i = r_i - mean of the others = n / (n - 1) * (r_i - mean_G)
+    none             A_i = r_i
 
-Source:  GRPO, DeepSeekMath, arXiv:2402.03300 sec. 4.1 (outcome supervision).
+Sources: GRPO, DeepSeekMath, arXiv:2402.03300 sec. 4.1 (outcome supervision); RLOO, arXiv:2402.14740 sec. 2.2.
 Shapes:  S = samples, in any order; groups are told by id and may have different sizes.
 Units:   rewards and epsilon in reward, A without a unit (in reward when `std` is None).
 
@@ -13,12 +15,15 @@ Sums are exactly rounded (`math.fsum`), so the result does not depend on the ord
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from relax.algorithms.spec import GroupOfOne, Std
+from relax.algorithms.spec import Baseline, GroupOfOne, Std
+
+if TYPE_CHECKING:
+    from relax.algorithms.options import AlgorithmOptions
 
 
 class GroupAdvantages(NamedTuple):
@@ -37,16 +42,16 @@ def group_advantages(
     epsilon: float = 1e-6,
     group_of_one: GroupOfOne = "zero",
     invalid: str = "drop",
-    baseline: bool = True,
+    baseline: Baseline = "group_mean",
 ) -> GroupAdvantages:
     """One advantage per sample.
 
     std           "population" divides by n, "sample" by n - 1, None leaves the difference in reward units.
-    equal rewards advantage exactly 0, whatever the rounding of the mean.
+    baseline      what is taken off a reward; with "none" (--disable-rewards-normalization) it stays as it is.
+    equal rewards advantage exactly 0 with a baseline, whatever the rounding of the mean.
     group of one  no baseline exists: "zero" gives 0, "reward" gives the reward itself.
     invalid       a None, NaN or infinite reward: "drop" leaves it out of the group's statistics with advantage 0 and
                   `valid` False, "zero" takes it as 0.0, "fail" raises ValueError.
-    baseline      False returns the rewards themselves (--disable-rewards-normalization).
     """
     reward_S, valid_S = _usable(rewards, invalid)
     group_S = np.asarray(groups, np.int64)
@@ -59,9 +64,9 @@ def group_advantages(
         if not place_N.size:
             continue
         reward_N = reward_S[place_N]
-        keeps_reward = not baseline or (reward_N.size == 1 and group_of_one == "reward")
+        keeps_reward = baseline == "none" or (reward_N.size == 1 and group_of_one == "reward")
         informative_S[member_S] = keeps_reward or reward_N.max() > reward_N.min()
-        advantage_S[place_N] = reward_N if not baseline else _one_group(reward_N, std, epsilon, group_of_one)
+        advantage_S[place_N] = reward_N if keeps_reward else _one_group(reward_N, std, epsilon, baseline)
     return GroupAdvantages(advantage_S, valid_S, informative_S)
 
 
@@ -78,12 +83,12 @@ def _usable(rewards: Sequence[float | None] | np.ndarray, invalid: str) -> tuple
     return reward_S, (np.ones_like(finite_S) if invalid == "zero" else finite_S)
 
 
-def _one_group(reward_N: np.ndarray, std: Std | None, epsilon: float, group_of_one: GroupOfOne) -> np.ndarray:
-    if reward_N.size == 1:
-        return reward_N.copy() if group_of_one == "reward" else np.zeros(1)
-    if reward_N.max() == reward_N.min():
+def _one_group(reward_N: np.ndarray, std: Std | None, epsilon: float, baseline: Baseline) -> np.ndarray:
+    if reward_N.max() == reward_N.min():  # a group of one among them
         return np.zeros_like(reward_N)
     centred_N = reward_N - math.fsum(reward_N.tolist()) / reward_N.size
+    if baseline == "leave_one_out":
+        centred_N = centred_N * (reward_N.size / (reward_N.size - 1))
     if std is None:
         return centred_N
     divisor = reward_N.size - (1 if std == "sample" else 0)
@@ -117,6 +122,21 @@ def sample_use(result: GroupAdvantages, removed: Sequence[bool] | np.ndarray, *,
     return SampleUse(keep_S, silent_S)
 
 
-def per_token(advantage_S: np.ndarray, response_len_S: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Every response token of a sample gets the sample's advantage: float32 [R]."""
-    return np.repeat(np.asarray(advantage_S, np.float64), np.asarray(response_len_S, np.int64)).astype(np.float32)
+class Outcomes(NamedTuple):
+    """A rollout, or whole groups of it, after the group's statistics; S samples in one order everywhere."""
+
+    score_S: np.ndarray  # float64 [S], from `group_advantages`; 0.0 for a sample without a usable reward
+    masks: Sequence[np.ndarray]  # loss mask [R] of each sample
+    columns: Mapping[str, Sequence[np.ndarray]]  # response-aligned, [R] of each sample: rollout_logprobs, ...
+
+
+class TokenAdvantages(NamedTuple):
+    advantages: list[np.ndarray]  # [R] of each sample
+    returns: list[np.ndarray] | None = None  # the same, what a critic learns
+
+
+def broadcast(outcomes: Outcomes, options: AlgorithmOptions) -> TokenAdvantages:
+    """Every response token of a sample gets the sample's score."""
+    return TokenAdvantages(
+        [np.full(len(mask), score) for score, mask in zip(outcomes.score_S, outcomes.masks, strict=True)]
+    )

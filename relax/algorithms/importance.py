@@ -64,7 +64,7 @@ def off_policy_sequence_mask(
     delta: float,
 ) -> Tensor:
     """OPSM: float [T], 0 where the token is left out. The mean runs over the sequence's `keep_T` tokens."""
-    gap_N = _mean_by_sequence((old_logp_T - logp_T).detach(), keep_T, sequence_T, num_sequences)
+    gap_N = mean_by_sequence((old_logp_T - logp_T).detach(), keep_T, sequence_T, num_sequences)
     return 1.0 - ((gap_N > delta)[sequence_T] & (advantage_T < 0)).to(logp_T.dtype)
 
 
@@ -83,7 +83,7 @@ def outlier_sequences(
     another prompt, other weights or a broken cache.
     """
     gap_T = (trainer_logp_T - engine_logp_T).detach().abs()
-    return _mean_by_sequence(gap_T, keep_T, sequence_T, num_sequences) > limit
+    return mean_by_sequence(gap_T, keep_T, sequence_T, num_sequences) > limit
 
 
 def tokens_by_sequence(keep_T: Tensor, sequence_T: Tensor, num_sequences: int) -> Tensor:
@@ -91,7 +91,7 @@ def tokens_by_sequence(keep_T: Tensor, sequence_T: Tensor, num_sequences: int) -
     return sequence_T.new_zeros(num_sequences).index_add_(0, sequence_T, keep_T.to(sequence_T.dtype))
 
 
-def _mean_by_sequence(value_T: Tensor, keep_T: Tensor, sequence_T: Tensor, num_sequences: int) -> Tensor:
+def mean_by_sequence(value_T: Tensor, keep_T: Tensor, sequence_T: Tensor, num_sequences: int) -> Tensor:
     """[N], over the `keep_T` tokens of each sequence; 0 for one that has none."""
     kept_T = torch.where(keep_T, value_T, torch.zeros_like(value_T))
     total_N = kept_T.new_zeros(num_sequences).index_add_(0, sequence_T, kept_T)

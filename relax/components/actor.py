@@ -11,7 +11,9 @@ from typing import Any
 
 from relax.backends.base import LossFunction, ModelSpec, OptimizerSpec, Part, RankInfo, StepStats, TrainBackend
 from relax.components.base import Role
-from relax.components.messages import ReleasedGroup, Settled, TrainReport, TrainTask
+from relax.algorithms.statistic import StepStatistic
+from relax.components.messages import ForwardReport, ReleasedGroup, Settled, TrainReport, TrainTask
+from relax.components.scoring import score_groups
 from relax.components.trained import TrainedLedger
 from relax.components.training_data import BatchSettings, Uid, part_checksums, plan_items, read_parts, start_plan
 from relax.distributed.bus.base import Bus
@@ -49,6 +51,7 @@ class Actor(Role):
 
     consumes   rollout, media, ref, actor_fwd, advantages   waits for   their producers
     produces   weights                                      feeds       engines, actor_fwd
+               ref, when it is the one that holds the reference and advantages need it
     """
 
     name = "actor"
@@ -66,6 +69,7 @@ class Actor(Role):
         clock: Clock,
         deadline_s: float,
         keep_reference: bool = False,
+        statistic: StepStatistic | None = None,
         parity: ParityGate | None = None,
         executor: Executor | None = None,
     ) -> None:
@@ -73,7 +77,7 @@ class Actor(Role):
         self._backend, self._loss, self._settings, self._bus = backend, loss, settings, bus
         self._model, self._optimizer, self._publisher = model, optimizer, publisher
         self._clock, self._deadline_s, self._keep_reference = clock, deadline_s, keep_reference
-        self._parity = parity
+        self._parity, self._statistic = parity, statistic
         self.info: RankInfo | None = None
         self._trained = TrainedLedger()
         self._contained = 0  # rollouts in the weights when `_whole_steps` optimizer steps had been taken
@@ -88,13 +92,32 @@ class Actor(Role):
             await self._blocking(self._backend.keep, "ref")
         return self.info
 
+    async def score(self, rollout_id: int, groups: tuple[ReleasedGroup, ...]) -> ForwardReport:
+        """Write the table `ref` with the kept reference, where advantages need it before training. Collective."""
+        assert self.info is not None
+        report = await score_groups(
+            rollout_id,
+            groups,
+            table="ref",
+            column="ref_logprobs",
+            tag="ref",
+            backend=self._backend,
+            info=self.info,
+            settings=self._settings,
+            bus=self._bus,
+            clock=self._clock,
+            deadline_s=self._deadline_s,
+            blocking=self._blocking,
+        )
+        return replace(report, stop_requested=self.stop_requested)
+
     async def train(self, task: TrainTask) -> TrainReport:
         """Read this rank's share, complete its columns, take the optimizer steps. Collective."""
         assert self.info is not None
         waited = self._clock.now()
         if task.first:
             plan = start_plan(self._settings, self.info.dp_size)
-            self._rollout = _Rollout(task.rollout_id, plan, RolloutSteps(self._backend, self._loss))
+            self._rollout = _Rollout(task.rollout_id, plan, RolloutSteps(self._backend, self._loss, self._statistic))
         rollout = self._rollout
         if rollout is None or rollout.rollout_id != task.rollout_id:
             raise InternalError(f"a part of rollout {task.rollout_id} came without its first one")

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from relax.backends.base import ModelSpec, RankInfo, TrainBackend
 from relax.components.base import Role
-from relax.components.messages import ForwardReport, ReleasedGroup, partition_of
-from relax.components.training_data import BatchSettings, make_scoring_plan, read_parts
-from relax.distributed.bus.base import Block, Bus
+from relax.components.messages import ForwardReport, ReleasedGroup
+from relax.components.scoring import score_groups
+from relax.components.training_data import BatchSettings
+from relax.distributed.bus.base import Bus
 from relax.distributed.checkpoint_service.base import WeightManifest
 from relax.schedule.clock import Clock
 
@@ -53,20 +53,22 @@ class ForwardRole(Role):
     async def score(self, rollout_id: int, groups: tuple[ReleasedGroup, ...]) -> ForwardReport:
         """Write the role's table for this rank's groups of the rollout; all ranks together write all of them."""
         assert self.info is not None
-        waited = self._clock.now()
-        plan = make_scoring_plan(groups, self._settings, self.info.dp_size)
-        (part,) = await read_parts(
-            self._bus, rollout_id, groups, (), plan, self.info.dp_rank, deadline_s=self._deadline_s
+        report = await score_groups(
+            rollout_id,
+            groups,
+            table=self._table,
+            column=self._column,
+            tag="actor",
+            backend=self._backend,
+            info=self.info,
+            settings=self._settings,
+            bus=self._bus,
+            clock=self._clock,
+            deadline_s=self._deadline_s,
+            blocking=self._blocking,
         )
-        started = self._clock.now()
-        scores = await self._blocking(self._backend.score, part, frozenset({"log_probs"}))
-        by_group: dict[int, list[np.ndarray]] = {}
-        for sequence in (s for micro in part.micro_batches for s in micro):
-            by_group.setdefault(sequence.group, []).append(scores[sequence.uid]["log_probs"])
-        blocks = [Block(uid, {self._column: np.concatenate(columns)}) for uid, columns in sorted(by_group.items())]
-        await self._bus.put(partition_of(rollout_id), self._table, blocks)
         self.step = rollout_id + 1
-        return ForwardReport(started - waited, self._clock.now() - started, self.stop_requested)
+        return replace(report, stop_requested=self.stop_requested)
 
     async def load_version(self, manifest: WeightManifest) -> None:
         """Take the weights of a published version."""

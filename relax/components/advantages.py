@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from relax.algorithms.advantages import group_advantages, per_token, sample_use
 from relax.algorithms.options import AlgorithmOptions
-from relax.algorithms.reduce import step_reduction
+from relax.algorithms.reduce import StepReduction, divisor_of, step_reduction
+from relax.algorithms.rollout_advantages import RolloutAdvantages, RolloutRewards, custom_weights, rollout_advantages
 from relax.components.base import Role
 from relax.components.messages import AdvantageReport, partition_of
 from relax.distributed.bus.base import Block, Bus
@@ -18,10 +19,10 @@ from relax.utils.errors import UserCodeError
 
 
 class Advantages(Role):
-    """Reads `rollout`, writes `advantages`. Advantages look at one group, so a rollout may come in parts.
+    """Reads `rollout`, writes `advantages`. A rollout may come in parts where advantages look at one group alone.
 
-    consumes   rewards, loss masks       waits for   rollout to release the groups
-    produces   advantages, loss_weight   feeds       actor
+    consumes   rewards, loss masks; ref_logprobs with --kl-coef   waits for   rollout to release the groups, reference
+    produces   advantages, loss_weight                            feeds       actor
     """
 
     name = "advantages"
@@ -31,14 +32,19 @@ class Advantages(Role):
     ) -> None:
         super().__init__()
         self._bus, self._options, self._deadline_s = bus, options, deadline_s
+        self._tables = ("rollout", "ref") if options.kl_coef else ("rollout",)
+        self._aligned = options.advantage_columns
         self._group_size, self._global_batch_size = group_size, global_batch_size
         self._rewarded: tuple[int, int] = (-1, 0)  # rollout, rewards in its parts so far
 
     async def compute(self, rollout_id: int, groups: tuple[int, ...], last: bool = True) -> AdvantageReport:
         """Advantages over whole groups, in uid order. A part lies within one optimizer step, or is whole steps."""
         partition = partition_of(rollout_id)
-        tables = await self._bus.get(partition, ("rollout",), groups, deadline_s=self._deadline_s)
-        rows = [tables["rollout"][uid].columns for uid in sorted(groups)]
+        tables = await self._bus.get(partition, self._tables, groups, deadline_s=self._deadline_s)
+        rows = [
+            {name: values for table in self._tables for name, values in tables[table][uid].columns.items()}
+            for uid in sorted(groups)
+        ]
         if self._options.invalid_reward == "fail":
             _check_rewards(sorted(groups), rows)
         before = self._rewarded[1] if self._rewarded[0] == rollout_id else 0
@@ -58,40 +64,61 @@ class Advantages(Role):
     def _columns(
         self, rows: list[Mapping[str, np.ndarray]]
     ) -> tuple[list[dict[str, np.ndarray]], tuple[float, ...], dict[str, tuple[float, float]]]:
-        options = self._options
         sizes = [len(row["reward"]) for row in rows]
-        rewards = np.concatenate([row["reward"] for row in rows])
-        group_ids = np.repeat(np.arange(len(rows)), sizes)
-        removed = np.concatenate([row["removed"] for row in rows]) > 0
-        result = group_advantages(rewards, group_ids, **options.advantage_rules())
-        use = sample_use(result, removed, zero_variance=options.zero_variance)
+        groups = np.repeat(np.arange(len(rows)), sizes)
+        found = rollout_advantages(_rewards(rows, groups, self._aligned), self._options)
         masks = [mask for row in rows for mask in _split(row["loss_mask"], row["response_len"])]
-        steps = split_steps(len(masks), self._group_size, self._global_batch_size, group_sizes=sizes)
-        weights: list[np.ndarray] = []
+        aligned: dict[str, list[np.ndarray]] = {"loss_weight": []}
+        if found.tokens is not None:
+            aligned["advantages"] = found.tokens.advantages
+        if self._options.custom_pg_loss_reducer_function_path is not None:
+            aligned["policy_weight"] = []
         divisors = []
-        for start, end in steps:
-            reduction = step_reduction(
-                masks[start:end],
-                mode=options.loss_reduction,
-                keep=use.keep_S[start:end],
-                silent=use.silent_S[start:end],
-                max_response_len=options.rollout_max_response_len,
-            )
-            weights += reduction.weights
+        for start, end in split_steps(len(masks), self._group_size, self._global_batch_size, group_sizes=sizes):
+            reduction = self._reduced(masks[start:end], found, start, end)
+            aligned["loss_weight"] += reduction.weights
             divisors.append(float(reduction.counted))
-        columns, first = [], 0
-        for row, size in zip(rows, sizes, strict=True):
-            last = first + size
-            advantages = per_token(result.advantage_S[first:last], row["response_len"])
-            columns.append({"advantages": advantages, "loss_weight": np.concatenate(weights[first:last])})
-            first = last
-        valid = result.advantage_S[result.valid_S]
-        flat = [not result.informative_S[group_ids == g].any() for g in range(len(rows))]
-        metrics = {
-            "rollout/advantage_abs/mean": (float(np.abs(valid).sum()), float(len(valid))),
-            "rollout/zero_std_groups_fraction": (float(sum(flat)), float(len(rows))),
-        }
-        return columns, tuple(divisors), metrics
+            if "policy_weight" in aligned:
+                heard = [weights.any() for weights in reduction.weights]
+                own = custom_weights(masks[start:end], self._options, counted=heard)
+                aligned["policy_weight"] += [weights * divisor_of(divisors[-1]) for weights in own]
+        ends = np.cumsum([0, *sizes]).tolist()
+        columns = [
+            {name: np.concatenate(values[first:last]).astype(np.float32) for name, values in aligned.items()}
+            for first, last in itertools.pairwise(ends)
+        ]
+        return columns, tuple(divisors), _metrics(found, groups, len(rows))
+
+    def _reduced(self, masks: list[np.ndarray], found: RolloutAdvantages, start: int, end: int) -> StepReduction:
+        return step_reduction(
+            masks,
+            mode=self._options.loss_reduction or "",
+            keep=found.use.keep_S[start:end],
+            silent=found.use.silent_S[start:end],
+            max_response_len=self._options.rollout_max_response_len,
+        )
+
+
+def _rewards(rows: Sequence[Mapping[str, np.ndarray]], groups: np.ndarray, aligned: Sequence[str]) -> RolloutRewards:
+    split = lambda name: [part for row in rows for part in _split(row[name], row["response_len"])]  # noqa: E731
+    return RolloutRewards(
+        reward_S=np.concatenate([row["reward"] for row in rows]),
+        group_S=groups,
+        removed_S=np.concatenate([row["removed"] for row in rows]) > 0,
+        masks=split("loss_mask"),
+        columns={name: split(name) for name in aligned},
+    )
+
+
+def _metrics(found: RolloutAdvantages, groups: np.ndarray, num_groups: int) -> dict[str, tuple[float, float]]:
+    """Of the group's statistics, before tokens and normalisation."""
+    result = found.result
+    valid = result.advantage_S[result.valid_S]
+    flat = [not result.informative_S[groups == g].any() for g in range(num_groups)]
+    return {
+        "rollout/advantage_abs/mean": (float(np.abs(valid).sum()), float(len(valid))),
+        "rollout/zero_std_groups_fraction": (float(sum(flat)), float(num_groups)),
+    }
 
 
 def _check_rewards(groups: Sequence[int], rows: Sequence[Mapping[str, np.ndarray]]) -> None:

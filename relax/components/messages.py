@@ -5,9 +5,9 @@ Tables of partition `train_{rollout_id}` and who writes them:
 
     rollout     rollout role      tokens, masks, engine log-probs, versions, rewards (see relax.data.columns)
     media       rollout role      features of the prompt's media, only for prompts that have some
-    ref         reference         ref_logprobs [R]
+    ref         reference         ref_logprobs [R]; by the actor where there is no such role and advantages need it
     actor_fwd   actor_fwd         old_logprobs [R]
-    advantages  advantages        advantages [R], loss_weight [R]
+    advantages  advantages        advantages [R], loss_weight [R]; policy_weight [R] with a reducer of the user's
 """
 
 from __future__ import annotations
@@ -249,6 +249,8 @@ class RolloutHandle(Protocol):
 
 
 class ActorHandle(Protocol):
+    async def score(self, rollout_id: int, groups: tuple[ReleasedGroup, ...]) -> ForwardReport: ...
+
     async def train(self, task: TrainTask) -> TrainReport: ...
 
     async def publish(self, version: int) -> WeightManifest: ...

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from relax.algorithms.rules import RunFacts, option_problems, run_problems
+from relax.algorithms.spec import READERS
 from relax.config import supervised_checks
 from relax.config.flags import option_name
 from relax.config.resources import SHARED
@@ -82,12 +84,6 @@ def batch_sizes(config: RunConfig) -> Iterator[str]:
     if config.over_sampling_surplus < 0:
         over = config.rollout.over_sampling_batch_size
         yield f"--over-sampling-batch-size {over} must be at least --rollout-batch-size {prompts}"
-    own = config.algorithm.disable_rewards_normalization or config.reward.custom_reward_post_process_path
-    if per_prompt == 1 and not own:
-        yield (
-            "--n-samples-per-prompt 1 leaves grpo nothing to compare a response with, so every advantage is 0: "
-            "use at least 2, or --disable-rewards-normalization"
-        )
 
 
 def _batches_near(samples: int, per_prompt: int, wanted: int) -> str:
@@ -261,18 +257,33 @@ def _fits(
         yield f"--{prefix}-max-context-len {context} does not fit --engine-max-total-tokens {cache}: raise it"
 
 
-def kl(config: RunConfig) -> Iterator[str]:
-    algorithm = config.algorithm
-    if algorithm.kl_coef and algorithm.kl_loss_coef:
-        yield "--kl-coef and --kl-loss-coef exclude each other: the KL is in the reward or in the loss"
-    elif algorithm.kl_coef:
-        yield (
-            f"--kl-coef {algorithm.kl_coef} has no effect with --advantage-estimator {algorithm.advantage_estimator}, "
-            "whose KL is a loss term: use --use-kl-loss --kl-loss-coef"
-        )
-    if algorithm.kl_loss_coef and not algorithm.use_kl_loss:
-        yield f"--kl-loss-coef {algorithm.kl_loss_coef} has no effect without --use-kl-loss"
-    if algorithm.ref_update_interval is not None and not config.uses_kl:
+def algorithm(config: RunConfig) -> Iterator[str]:
+    """The rules of `AlgorithmSpec`, and flags of other algorithms than the one chosen."""
+    section = config.algorithm
+    yield from option_problems(section)
+    own_advantages = (
+        section.disable_rewards_normalization
+        or config.reward.custom_reward_post_process_path is not None
+        or section.custom_advantage_function_path is not None
+    )
+    facts = RunFacts(
+        samples_per_prompt=config.rollout.n_samples_per_prompt,
+        max_staleness=config.cluster.max_staleness,
+        steps_per_rollout=max(1, config.steps_per_rollout),
+        parts_per_rollout=config.parts_per_rollout,
+        partial_rollout=config.rollout.partial_rollout,
+        roles=tuple(config.resource),
+        own_advantages=own_advantages,
+    )
+    yield from run_problems(section, facts)
+    for name, readers in READERS.items():
+        given = config.value(name) != config.usual_value(name) and config.origin(name) != "derived"
+        if given and section.loss_type == "policy_loss" and section.advantage_estimator not in readers:
+            yield (
+                f"{option_name(name)} {config.value(name)} has no effect with --advantage-estimator "
+                f"{section.advantage_estimator}: it is read by {', '.join(readers)}; leave it out"
+            )
+    if section.ref_update_interval is not None and not config.uses_kl:
         yield "--ref-update-interval has no effect without a KL term (--use-kl-loss)"
 
 
@@ -430,7 +441,7 @@ RULES: tuple[Rule, ...] = (
     conversion,
     sampling,
     lengths,
-    kl,
+    algorithm,
     distillation,
     corrections,
     optimizer,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from relax.algorithms.spec import ALGOS
 from relax.config.external.rules import SGLANG_MAPPED
 from relax.config.external.tables import ExternalFlag, ExternalFlags
 from relax.config.flags import option_name
@@ -64,6 +65,7 @@ def derive(given: Values, external: ExternalFlags, machine: Machine) -> None:
     _batch_sizes(given)
     _decay(given)
     _machine_defaults(given, machine)
+    _algorithm(given)
     _log_prob_source(given)
     _resources(given, machine)
     if given["rollout_max_context_len"] is not None:
@@ -149,7 +151,14 @@ def _machine_defaults(given: Values, machine: Machine) -> None:
     given.fill("offload_rollout", given["colocate"])
     given.fill("use_metrics_service", given["serve_http"] and not given["inline"])
     given.fill("bus", "local" if given["inline"] else "transfer_queue")
-    given.fill("loss_reduction", "token_mean" if given["calculate_per_token_loss"] else "sample_mean")
+
+
+def _algorithm(given: Values) -> None:
+    """What an estimator means besides its formula. An unknown one is refused by its flag's own check."""
+    spec = ALGOS.get(given["advantage_estimator"])
+    usual = (spec and spec.reduction) or "sample_mean"
+    given.fill("loss_reduction", "token_mean" if given["calculate_per_token_loss"] else usual)
+    given.fill("normalize_advantages", bool(spec and spec.requires_normalize_advantages))
 
 
 def _log_prob_source(given: Values) -> None:

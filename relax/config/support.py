@@ -23,12 +23,8 @@ NOT_STARTED: dict[str, str] = {
 }
 
 _LATER = {
-    "GSPO, SAPO, CISPO, M2PO, PPO and the other estimators": """
-        normalize-advantages gamma lambd value-clip num-critic-only-steps critic-num-nodes
-        critic-num-gpus-per-node disable-compute-advantages-and-returns
-    """,
-    "custom losses": """
-        custom-loss-function-path custom-pg-loss-reducer-function-path
+    "PPO and its critic": """
+        lambd value-clip num-critic-only-steps critic-num-nodes critic-num-gpus-per-node
     """,
     "checkpoint rotation and partial checkpoints": """
         rotate-ckpt max-actor-ckpt-to-keep only-load-weight async-save no-save-optim no-load-optim no-load-rng
@@ -125,8 +121,6 @@ LATER_PREFIXES: dict[str, str] = {
     "teacher-num-": "on-policy distillation",
     "teacher-sglang-": "on-policy distillation",
     "critic-": "PPO and its critic",
-    "sapo-": "SAPO",
-    "m2po-": "M2PO",
     "use-slime-router": "other routers",
     "slime-router-": "other routers",
     "straggler-": "straggler analysis",

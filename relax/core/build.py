@@ -31,6 +31,11 @@ from relax.schedule.clock import Clock, RealClock
 from relax.utils.errors import ConfigError
 
 TABLE_OF_ROLE = {"reference": ("ref", "ref_logprobs"), "actor_fwd": ("actor_fwd", "old_logprobs")}
+USER_FUNCTIONS = (
+    "custom_advantage_function_path",
+    "custom_loss_function_path",
+    "custom_pg_loss_reducer_function_path",
+)
 TOLD_IDS_TIMEOUT_S = 300.0  # for a process that imports transformers and reads a tokenizer
 STATE_DEADLINE_S = 1800.0  # a role waits this long for another role's columns
 
@@ -71,17 +76,16 @@ def algorithm_options(config: RunConfig) -> AlgorithmOptions:
     section = config.algorithm
     names = {f.name for f in dataclasses.fields(AlgorithmOptions)} & set(dir(section))
     values = {name: getattr(section, name) for name in names}
-    reduction = section.loss_reduction or ("token_mean" if section.calculate_per_token_loss else "sample_mean")
     return AlgorithmOptions(
         **{
             **values,
-            "loss_reduction": reduction,
             "old_log_probs": config.old_log_probs,
             "rollout_max_response_len": config.rollout.rollout_max_response_len,
             "invalid_reward": section.invalid_reward_policy,
             "zero_variance": section.zero_variance_policy,
             "disable_rewards_normalization": section.disable_rewards_normalization
             or config.reward.custom_reward_post_process_path is not None,
+            "args": config.flat() if any(values[name] is not None for name in USER_FUNCTIONS) else None,
         }
     )
 
@@ -175,7 +179,7 @@ def suppressed_ids(config: RunConfig) -> tuple[int, ...]:
 def tables(config: RunConfig) -> tuple[str, ...]:
     """What the actor reads besides `rollout` and `media`: one table for each role that writes one."""
     names = ["advantages"]
-    if config.uses_kl and "reference" in config.resource:
+    if config.uses_kl and ("reference" in config.resource or config.algorithm.kl_coef > 0):
         names.append("ref")
     if config.old_log_probs_role == "actor_fwd":
         names.append("actor_fwd")
@@ -203,13 +207,15 @@ def build_actor(
 
     `wrap_backend` may look at what the backend is given.
     """
+    from relax.algorithms.options import build_statistic
     from relax.components.actor import Actor
     from relax.core.parity import build_parity
 
-    backend = train_backend(config)
+    backend, options = train_backend(config), algorithm_options(config)
     return Actor(
         backend=wrap_backend(backend) if wrap_backend else backend,
         loss=policy_loss(config),
+        statistic=build_statistic(options),
         model=model_spec(config, trainable=True),
         optimizer=optimizer_spec(config),
         settings=batch_settings(config),

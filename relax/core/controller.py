@@ -353,6 +353,7 @@ def loop_settings(config: RunConfig, folder: RunFolder) -> LoopSettings:
         update_weights_interval=config.cluster.update_weights_interval,
         ref_update_interval=config.algorithm.ref_update_interval,
         actor_scores_reference=config.uses_kl and "reference" not in config.resource,
+        reference_first=config.algorithm.kl_coef > 0 and "reference" not in config.resource,
         actor_scores_old=config.old_log_probs_role == "actor",
         parts_per_step=config.cluster.num_iters_per_train_update,
         eval_interval=config.eval.eval_interval,

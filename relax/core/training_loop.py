@@ -63,6 +63,7 @@ class LoopSettings:
     update_weights_interval: int = 1
     ref_update_interval: int | None = None
     actor_scores_reference: bool = False
+    reference_first: bool = False  # it does so before the advantages, which read it
     actor_scores_old: bool = False
     parts_per_step: int = 1  # of an optimizer step, when a rollout is trained part after part
     eval_interval: int | None = None
@@ -322,7 +323,7 @@ class TrainingLoop:
                     groups=release.groups,
                     tables=self.settings.tables,
                     divisors=weighed.divisors,
-                    score_reference=self.settings.actor_scores_reference,
+                    score_reference=self.settings.actor_scores_reference and not self.settings.reference_first,
                     score_old=self.settings.actor_scores_old,
                     first=not releases,
                     last=release.last,
@@ -340,8 +341,9 @@ class TrainingLoop:
         """Let the other roles write their columns, part after part."""
         while True:
             groups = release.groups
+            first = self.roles.actor if self.settings.reference_first else None
             forwards = [
-                role.score(rollout_id, groups) for role in (self.roles.reference, self.roles.actor_fwd) if role
+                role.score(rollout_id, groups) for role in (self.roles.reference, self.roles.actor_fwd, first) if role
             ]
             advantages, *scored = await asyncio.gather(
                 self.roles.advantages.compute(rollout_id, tuple(g.group for g in groups), release.last), *forwards

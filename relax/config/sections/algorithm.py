@@ -1,24 +1,15 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
-"""The policy-gradient estimator and its loss."""
+"""The policy-gradient estimator and its loss. Names, options and rules of the estimators come from `ALGOS`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from relax.config.flags import Section, above, at_least, flag, import_path
+from relax.algorithms.spec import ALGOS
+from relax.config.flags import Section, above, above_up_to, at_least, flag, import_path
 
-ESTIMATORS = ("grpo",)
-LATER = (
-    "dr_grpo",
-    "gspo",
-    "sapo",
-    "cispo",
-    "m2po",
-    "rloo",
-    "ppo",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-)
+ESTIMATORS = tuple(ALGOS)
+LATER = tuple(name for name in ("ppo",) if name not in ALGOS)
 
 
 def _share(value: float) -> str | None:
@@ -32,8 +23,8 @@ class AlgorithmConfig(Section):
     advantage_estimator: str = flag("grpo", choices=ESTIMATORS, later=LATER, help="How rewards become advantages.")
     loss_type: str = flag(
         "policy_loss",
-        choices=("policy_loss",),
-        later=("sft", "sft_loss", "sft-loss", "custom_loss"),
+        choices=("policy_loss", "custom_loss"),
+        later=("sft", "sft_loss", "sft-loss"),
         help="What the actor minimises.",
     )
     eps_clip: float = flag(0.2, help="Lower clip range of the ratio: 1 - eps.", check=_share)
@@ -41,6 +32,14 @@ class AlgorithmConfig(Section):
         None, help="Upper clip range of the ratio: 1 + eps.", check=above(0), shown="eps_clip"
     )
     eps_clip_c: float | None = flag(None, help="Dual clip: bound of the loss for negative advantages.", check=above(1))
+    sapo_tau_pos: float = flag(1.0, help="Steepness of SAPO's gate where the advantage is positive.", check=above(0))
+    sapo_tau_neg: float = flag(1.05, help="Steepness of SAPO's gate elsewhere.", check=above(0))
+    m2po_budget: float = flag(
+        0.01, help="Mean square of a step's harmful log-ratios that M2PO allows, in nats^2.", check=above(0)
+    )
+    m2po_eps_clip_floor: float = flag(0.3, help="M2PO's lower clip range is at least this.", check=_share)
+    m2po_eps_clip_high_floor: float = flag(0.5, help="M2PO's upper clip range is at least this.", check=above(0))
+    gamma: float = flag(1.0, help="Discount of a reward for each trained token before it.", check=above_up_to(0, 1))
     kl_coef: float = flag(0.0, help="Weight of the KL to the reference inside the reward.", check=at_least(0))
     use_kl_loss: bool = flag(False, help="Add the KL to the reference to the loss.")
     kl_loss_coef: float = flag(0.0, help="Weight of that KL.", check=at_least(0))
@@ -54,6 +53,23 @@ class AlgorithmConfig(Section):
         False, help="Do not divide advantages by the group's standard deviation."
     )
     disable_rewards_normalization: bool = flag(False, help="Take rewards as advantages, without the group's mean.")
+    normalize_advantages: bool | None = flag(
+        None,
+        help="Bring the advantages of a rollout to mean 0 and variance 1 over its trained tokens.",
+        shown="on where the estimator requires it",
+    )
+    disable_compute_advantages_and_returns: bool = flag(
+        False, help="Compute no advantages: --loss-type custom_loss trains with what the function reads itself."
+    )
+    custom_advantage_function_path: str | None = flag(
+        None, help="Function that makes the advantages of a rollout.", check=import_path
+    )
+    custom_loss_function_path: str | None = flag(
+        None, help="Function of --loss-type custom_loss: what each token adds.", check=import_path
+    )
+    custom_pg_loss_reducer_function_path: str | None = flag(
+        None, help="Function that weighs the tokens of a step in the policy loss.", check=import_path
+    )
     calculate_per_token_loss: bool = flag(
         False, help="Average the loss over all tokens of a step instead of over samples."
     )
@@ -61,7 +77,7 @@ class AlgorithmConfig(Section):
         None,
         choices=("sample_mean", "token_mean", "token_sum_norm"),
         help="What the loss of a step is averaged over; token_sum_norm divides by --rollout-max-response-len.",
-        shown="token_mean with --calculate-per-token-loss, else sample_mean",
+        shown="token_mean with --calculate-per-token-loss, else what the estimator means, else sample_mean",
     )
     invalid_reward_policy: str = flag(
         "drop", choices=("drop", "zero", "fail"), help="What a missing, NaN or failed reward does to its sample."

@@ -122,14 +122,15 @@ class Rerun:
             last = number == len(step.parts) - 1
             groups = released_groups([blocks[group] for group in part], features)
             await self._put(partition, part, blocks, features)
-            forwards = [role.score(rollout_id, groups) for role in self._forward.values()]
+            scorers = [*self._forward.values(), *([self._actor] if settings.reference_first else [])]
+            forwards = [role.score(rollout_id, groups) for role in scorers]
             advantages, *_ = await asyncio.gather(self._advantages.compute(rollout_id, part, last), *forwards)
             task = TrainTask(
                 rollout_id=rollout_id,
                 groups=groups,
                 tables=settings.tables,
                 divisors=advantages.divisors,
-                score_reference=settings.actor_scores_reference,
+                score_reference=settings.actor_scores_reference and not settings.reference_first,
                 score_old=settings.actor_scores_old,
                 first=number == 0,
                 last=last,

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax.algorithms.advantages import group_advantages, per_token, sample_use
+from relax.algorithms.advantages import Outcomes, broadcast, group_advantages, sample_use
+from relax.algorithms.options import AlgorithmOptions
 
 
 def test_group_advantage_worked_by_hand():
@@ -80,7 +81,7 @@ def test_an_affine_change_of_rewards_changes_nothing_up_to_epsilon_L28(scale, sh
 
 
 def test_reward_without_baseline_is_the_reward():
-    result = group_advantages([2.0, 2.0], [0, 0], std="sample", baseline=False)
+    result = group_advantages([2.0, 2.0], [0, 0], std="sample", baseline="none")
     assert result.advantage_S.tolist() == [2.0, 2.0] and result.informative_S.all()
 
 
@@ -103,5 +104,21 @@ def test_zero_variance_policies_decide_who_trains_and_who_counts():
         sample_use(result, removed, zero_variance="skip")
 
 
-def test_per_token_repeats_over_each_response():
-    assert per_token(np.array([0.5, -1.0, 2.0]), [2, 0, 1]).tolist() == [0.5, 0.5, 2.0]
+def test_broadcast_repeats_over_each_response():
+    masks = [np.ones(2), np.ones(0), np.array([0])]
+    found = broadcast(Outcomes(np.array([0.5, -1.0, 2.0]), masks, {}), AlgorithmOptions())
+    assert [row.tolist() for row in found.advantages] == [[0.5, 0.5], [], [2.0]]
+    assert found.returns is None
+
+
+def test_leave_one_out_is_the_reward_minus_the_mean_of_the_others():
+    # rewards 1, 2, 6: the others' means are 4, 3.5, 1.5; a group of two and a group of one beside it
+    result = group_advantages([1.0, 2.0, 6.0, 5.0, 3.0, 9.0], [0, 0, 0, 1, 1, 2], std=None, baseline="leave_one_out")
+    assert result.advantage_S == pytest.approx([-3.0, -1.5, 4.5, 2.0, -2.0, 0.0], abs=1e-12)
+    assert result.informative_S.tolist() == [True] * 5 + [False]
+
+
+def test_leave_one_out_leaves_an_invalid_reward_out_of_the_others_mean():
+    # 1 and 3 are each other's only other
+    result = group_advantages([1.0, None, 3.0], [0, 0, 0], std=None, baseline="leave_one_out")
+    assert result.advantage_S.tolist() == [-2.0, 0.0, 2.0] and result.valid_S.tolist() == [True, False, True]

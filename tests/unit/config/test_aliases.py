@@ -98,7 +98,6 @@ def test_parallel_sizes_become_megatron_flags() -> None:
         ("--train_nodes 8", "give --train_nodes and --rollout_nodes"),
         ("--num_nodes 1", "give --train_nodes and --rollout_nodes"),
         ("--vit_tp_size 2", "--vit_tp_size other than --tp_size is known but not available"),
-        ("--algorithm GSPO", "--advantage-estimator gspo is known but not available"),
         ("--algorithm Distillation", "--use-opd needs a teacher: add --teacher-hf-checkpoint"),
         ("--algorithm XYZ", "--algorithm: must be one of grpo, dr_grpo, gspo"),
         ("--train_mode sync", "--train_mode: must be colocate or fully_async, got 'sync'"),
@@ -115,6 +114,13 @@ def test_a_wrong_alias_is_an_error(text: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(f"{SHORT} {text}")
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(("spelling", "name"), [("GSPO", "gspo"), ("SAPO", "sapo"), ("GRPO", "grpo"), ("gspo", "gspo")])
+def test_an_algorithm_is_named_in_any_case(spelling: str, name: str) -> None:
+    config = parse(f"{SHORT} --algorithm {spelling}")
+    assert (config.algorithm.advantage_estimator, config.origin("advantage_estimator")) == (name, "alias --algorithm")
+    assert config.not_started == ()
 
 
 @pytest.mark.parametrize("spelling", ["Distillation", "distillation"])

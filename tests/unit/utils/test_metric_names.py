@@ -21,8 +21,8 @@ def test_every_literal_metric_name_in_the_package_is_declared():
         find_spec(re.sub(r"\{[^}]*\}", "x", name))
 
 
-def test_every_term_of_the_grpo_loss_is_declared():
-    source = (ROOT / "algorithms" / "grpo.py").read_text()
+def test_every_term_of_the_policy_gradient_loss_is_declared():
+    source = (ROOT / "algorithms" / "policy_gradient.py").read_text()
     terms = set(re.findall(r"""terms\["(\w+)"\]|"(\w+)": _(?:mean|weighted)\(""", source))
     names = {first or second for first, second in terms}
     assert {"clip_fraction", "kl_ref", "tis"} <= names

@@ -1,30 +1,33 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
-"""The GRPO loss as a backend sees it: columns in, additive terms out.
+"""The loss of every policy-gradient algorithm as a backend sees it: columns in, additive terms out.
 
     total = sum_t weight_t * (w_t * policy_loss_t + kl_loss_coef * kl_t - entropy_coef * entropy_t)
 
 `weight_t` is the column `loss_weight` of `reduce.step_reduction`; the backend divides by its divisor. `w_t` is the
-importance weight (1 without TIS). The formulas stand in `policy_loss.py`, `kl.py` and `importance.py`.
+importance weight (1 without TIS). `policy_loss_t` is the objective that the algorithm's spec names, or the function of
+--custom-loss-function-path; the other formulas stand in `kl.py` and `importance.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from relax.algorithms import importance
+from relax.algorithms.custom_loss import custom_objective
 from relax.algorithms.kl import kl_per_token
 from relax.algorithms.loss import Term, TokenBatch
-from relax.algorithms.options import AlgorithmOptions
-from relax.algorithms.policy_loss import PolicyLoss, clipped_policy_loss, safe_ratio
+from relax.algorithms.options import AlgorithmOptions, build_statistic
+from relax.algorithms.policy_loss import PolicyLoss, PolicyTokens, safe_ratio
 from relax.algorithms.reduce import masked
+from relax.algorithms.statistic import old_column
 from relax.utils.errors import InternalError
 from relax.utils.imports import load_callable
 
-OLD_COLUMN = {"rollout": "rollout_logprobs", "old": "old_logprobs"}
 
 
 class Tokens(NamedTuple):
@@ -34,9 +37,10 @@ class Tokens(NamedTuple):
     logp_T: Tensor  # with gradient
     engine_logp_T: Tensor
     old_logp_T: Tensor
-    ref_logp_T: Tensor | None  # only with a KL term
+    ref_logp_T: Tensor | None  # only with a KL in the loss or in the reward
     advantage_T: Tensor
     weight_T: Tensor
+    policy_weight_T: Tensor  # of the policy loss; another one than `weight_T` with a reducer of the user's
     heard_T: Tensor  # [T] bool, kept and with a loss weight
     num_tokens: float  # kept tokens
     total_weight: float
@@ -49,12 +53,16 @@ class TokenTerm(NamedTuple):
     count: float  # as in `Term`
 
 
-class GrpoLoss:
-    """LossFunction of GRPO and of its options. Only `batch.log_probs` and `batch.entropy` carry a gradient."""
+class PolicyGradientLoss:
+    """LossFunction of `--advantage-estimator`. Only `batch.log_probs` and `batch.entropy` carry a gradient."""
 
     def __init__(self, options: AlgorithmOptions) -> None:
         self.options = options
-        self.columns = options.columns
+        self._statistic = build_statistic(options)
+        self.columns = options.columns | ({self._statistic.column} if self._statistic else frozenset())
+        own_loss = options.loss_type == "custom_loss"
+        self._objective = None if own_loss else options.function(options.spec.policy)
+        self._custom = custom_objective(options) if own_loss else None
         self._importance = _importance_function(options)
         entropy = options.entropy_coef != 0.0 or options.log_entropy
         self.needs = frozenset({"log_probs"} | ({"entropy"} if entropy else set()))
@@ -74,16 +82,10 @@ class GrpoLoss:
         masking: dict[str, TokenTerm] = {}
         if options.logprob_outlier_limit is not None:
             tokens, masking = self._without_outliers(tokens, batch, options.logprob_outlier_limit)
-        policy = clipped_policy_loss(
-            tokens.logp_T,
-            tokens.old_logp_T,
-            tokens.advantage_T,
-            eps_low=options.eps_clip,
-            eps_high=options.clip_high,
-            dual_clip=options.eps_clip_c,
-        )
+        policy, own = self._policy(tokens, batch)
         weighted_T, terms = self._corrected(policy.loss_T, tokens, batch)
-        terms |= {"policy_loss": _weighted(weighted_T, tokens)} | _policy_metrics(policy, tokens) | masking
+        heard = tokens._replace(weight_T=tokens.policy_weight_T)
+        terms |= {"policy_loss": _weighted(weighted_T, heard)} | _policy_metrics(policy, tokens) | masking | own
         if tokens.ref_logp_T is not None:
             terms |= self._kl_terms(tokens, tokens.ref_logp_T)
         if "entropy" in self.needs:
@@ -91,22 +93,46 @@ class GrpoLoss:
         whole_T = torch.stack([terms[name].value_T.detach() for name in self.objective]).sum(0)
         return terms | {"loss": TokenTerm(whole_T, terms["policy_loss"].count)}
 
+    def _policy(self, tokens: Tokens, batch: TokenBatch) -> tuple[PolicyLoss, dict[str, TokenTerm]]:
+        """The objective of each token, and the metrics of a user's own."""
+        if self._custom is not None:
+            policy, values = self._custom(_harmless(batch, tokens), tokens.old_logp_T)
+            return policy, {f"custom/{name}": _mean(value_T, tokens) for name, value_T in values.items()}
+        assert self._objective is not None
+        columns = {}
+        if self._statistic is not None:
+            name = self._statistic.column
+            columns[name] = masked(self._column(batch, name), tokens.keep_T)
+        given = PolicyTokens(
+            logp_T=tokens.logp_T,
+            old_logp_T=tokens.old_logp_T,
+            advantage_T=tokens.advantage_T,
+            keep_T=tokens.keep_T,
+            sequence_T=batch.sequence,
+            num_sequences=batch.num_sequences,
+            columns=columns,
+        )
+        return self._objective(given, self.options), {}
+
     def _tokens(self, batch: TokenBatch) -> Tokens:
+        options = self.options
         keep_T = batch.mask > 0
         zero = torch.zeros_like(batch.log_probs)
         clean = lambda column: torch.where(keep_T, column, zero)  # noqa: E731
         logp_T = clean(batch.log_probs)
-        kind = self.options.old_log_probs
-        old_logp_T = logp_T.detach() if kind == "current" else clean(self._column(batch, OLD_COLUMN[kind]))
+        old = old_column(options)
+        old_logp_T = logp_T.detach() if old is None else clean(self._column(batch, old))
         weight_T = clean(self._column(batch, "loss_weight"))
+        has = self.columns
         return Tokens(
             keep_T=keep_T,
             logp_T=logp_T,
             engine_logp_T=clean(self._column(batch, "rollout_logprobs")),
             old_logp_T=old_logp_T,
-            ref_logp_T=clean(self._column(batch, "ref_logprobs")) if self.options.use_kl_loss else None,
-            advantage_T=clean(self._column(batch, "advantages")),
+            ref_logp_T=clean(self._column(batch, "ref_logprobs")) if "ref_logprobs" in has else None,
+            advantage_T=clean(self._column(batch, "advantages")) if "advantages" in has else zero,
             weight_T=weight_T,
+            policy_weight_T=clean(self._column(batch, "policy_weight")) if "policy_weight" in has else weight_T,
             heard_T=weight_T > 0,
             num_tokens=float(keep_T.sum()),
             total_weight=float(weight_T.sum()),
@@ -132,7 +158,11 @@ class GrpoLoss:
         share_T = (outlier_N / length_N.clamp(min=1)).to(tokens.logp_T.dtype)[batch.sequence]
         fraction = TokenTerm(masked(share_T, tokens.keep_T), float((length_N > 0).sum()))
         heard_T = tokens.heard_T & ~outlier_N[batch.sequence]
-        kept = tokens._replace(heard_T=heard_T, weight_T=masked(tokens.weight_T, heard_T))
+        kept = tokens._replace(
+            heard_T=heard_T,
+            weight_T=masked(tokens.weight_T, heard_T),
+            policy_weight_T=masked(tokens.policy_weight_T, heard_T),
+        )
         return kept, {"logprob_outlier_fraction": fraction}
 
     def _corrected(self, loss_T: Tensor, tokens: Tokens, batch: TokenBatch) -> tuple[Tensor, dict[str, TokenTerm]]:
@@ -164,6 +194,9 @@ class GrpoLoss:
     def _kl_terms(self, tokens: Tokens, ref_logp_T: Tensor) -> dict[str, TokenTerm]:
         """The penalised KL of the objective, and the raw one for the log under its own name."""
         options = self.options
+        if not options.use_kl_loss:  # it is in the reward
+            kl_T = kl_per_token(tokens.logp_T, ref_logp_T, estimator=options.kl_loss_type)
+            return {"kl_ref": _mean(kl_T, tokens)}
         ratio_T = safe_ratio(tokens.logp_T, tokens.old_logp_T)[0] if options.use_unbiased_kl else None
         kl_T = kl_per_token(tokens.logp_T, ref_logp_T, estimator=options.kl_loss_type, ratio_T=ratio_T)
         return {
@@ -180,8 +213,13 @@ class GrpoLoss:
         return terms
 
 
-def build_grpo_loss(options: AlgorithmOptions) -> GrpoLoss:
-    return GrpoLoss(options)
+def _harmless(batch: TokenBatch, tokens: Tokens) -> TokenBatch:
+    """What a user's function sees: 0 under the mask, in every column, and a gradient in log-probs and entropy only."""
+    columns = {
+        name: masked(column.detach().to(tokens.logp_T.dtype), tokens.keep_T) for name, column in batch.columns.items()
+    }
+    entropy_T = None if batch.entropy is None else masked(batch.entropy, tokens.keep_T)
+    return replace(batch, log_probs=tokens.logp_T, entropy=entropy_T, columns=columns)
 
 
 def _importance_function(options: AlgorithmOptions) -> Callable[..., importance.ImportanceWeights] | None:
