@@ -10,7 +10,7 @@ importance weight (1 without TIS). `policy_loss_t` is the objective that the alg
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from relax.algorithms import importance
 from relax.algorithms.custom_loss import custom_objective
+from relax.algorithms.diagnostics import gradient_terms, mismatch_values, policy_values
 from relax.algorithms.kl import kl_per_token
 from relax.algorithms.loss import Term, TokenBatch
 from relax.algorithms.options import AlgorithmOptions, build_statistic
@@ -74,7 +75,8 @@ class PolicyGradientLoss:
         self.objective = tuple(objective)
 
     def __call__(self, batch: TokenBatch) -> dict[str, Term]:
-        return {name: Term(term.value_T.sum(), term.count) for name, term in self.per_token(batch).items()}
+        terms = {name: Term(term.value_T.sum(), term.count) for name, term in self.per_token(batch).items()}
+        return terms | gradient_terms(terms, self.objective, batch)
 
     def per_token(self, batch: TokenBatch) -> dict[str, TokenTerm]:
         """The terms before their sum: what each token adds."""
@@ -85,7 +87,9 @@ class PolicyGradientLoss:
         policy, own = self._policy(tokens, batch)
         weighted_T, terms = self._corrected(policy.loss_T, tokens, batch)
         heard = tokens._replace(weight_T=tokens.policy_weight_T)
-        terms |= {"policy_loss": _weighted(weighted_T, heard)} | _policy_metrics(policy, tokens) | masking | own
+        log_ratio_T = (tokens.logp_T - tokens.old_logp_T).detach()
+        terms |= {"policy_loss": _weighted(weighted_T, heard)} | masking | own
+        terms |= _means(policy_values(policy, log_ratio_T, tokens.advantage_T), tokens)
         if tokens.ref_logp_T is not None:
             terms |= self._kl_terms(tokens, tokens.ref_logp_T)
         if "entropy" in self.needs:
@@ -97,7 +101,7 @@ class PolicyGradientLoss:
         """The objective of each token, and the metrics of a user's own."""
         if self._custom is not None:
             policy, values = self._custom(_harmless(batch, tokens), tokens.old_logp_T)
-            return policy, {f"custom/{name}": _mean(value_T, tokens) for name, value_T in values.items()}
+            return policy, _means({f"custom/{name}": value_T for name, value_T in values.items()}, tokens)
         assert self._objective is not None
         columns = {}
         if self._statistic is not None:
@@ -167,7 +171,8 @@ class PolicyGradientLoss:
 
     def _corrected(self, loss_T: Tensor, tokens: Tokens, batch: TokenBatch) -> tuple[Tensor, dict[str, TokenTerm]]:
         """The policy loss times the importance weights, and the metrics of the mismatch behind them."""
-        options, terms = self.options, _mismatch_metrics(tokens)
+        options = self.options
+        terms = _means(mismatch_values(tokens.logp_T, tokens.engine_logp_T), tokens)
         if self._importance is not None:
             weights = self._importance(
                 tokens.old_logp_T, tokens.engine_logp_T, tokens.keep_T, low=options.tis_clip_low, high=options.tis_clip
@@ -243,23 +248,5 @@ def _mean(value_T: Tensor, tokens: Tokens) -> TokenTerm:
     return TokenTerm(masked(value_T.detach().to(tokens.logp_T.dtype), tokens.keep_T), tokens.num_tokens)
 
 
-def _policy_metrics(policy: PolicyLoss, tokens: Tokens) -> dict[str, TokenTerm]:
-    log_ratio_T = (tokens.logp_T - tokens.old_logp_T).detach()
-    return {
-        "clip_fraction": _mean(policy.clipped_T, tokens),
-        "dual_clip_fraction": _mean(policy.dual_clipped_T, tokens),
-        "ratio": _mean(policy.ratio_T, tokens),
-        "ratio_overflow_fraction": _mean(policy.overflow_T, tokens),
-        "approx_kl": _mean(policy.ratio_T - 1.0 - log_ratio_T, tokens),
-        "advantage_abs": _mean(tokens.advantage_T.abs(), tokens),
-    }
-
-
-def _mismatch_metrics(tokens: Tokens) -> dict[str, TokenTerm]:
-    """How far the trained policy is from the sampling one; `reduce.effective_sample_fraction` reads two of them."""
-    weight_T, _ = safe_ratio(tokens.logp_T.detach(), tokens.engine_logp_T)
-    return {
-        "importance": _mean(weight_T, tokens),
-        "importance_square": _mean(weight_T.square(), tokens),
-        "log_prob_difference_abs": _mean((tokens.logp_T.detach() - tokens.engine_logp_T).abs(), tokens),
-    }
+def _means(values: Mapping[str, Tensor], tokens: Tokens) -> dict[str, TokenTerm]:
+    return {name: _mean(value_T, tokens) for name, value_T in values.items()}

@@ -19,7 +19,8 @@ length, Dr.GRPO, arXiv:2503.20783 sec. 3.2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ from relax.algorithms.spec import REDUCTIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+GRADIENT_SQUARE = "gradient_square/"  # + a term: the sum of squares of its derivatives by log-probs
 
 
 class StepReduction(NamedTuple):
@@ -89,3 +92,9 @@ def masked(value_T: Tensor, keep_T: Tensor) -> Tensor:
 def effective_sample_fraction(mean_weight: float, mean_square_weight: float) -> float:
     """Kish's effective sample size over the number of tokens, (E w)^2 / E w^2, from metrics of the loss."""
     return mean_weight**2 / mean_square_weight if mean_square_weight > 0.0 else 0.0
+
+
+def gradient_norms(sums: Mapping[str, float], divisor: float) -> dict[str, float]:
+    """{term: norm of its derivatives by log-probs} of one optimizer step, from what its loss summed and its divisor."""
+    names = [name for name in sums if name.startswith(GRADIENT_SQUARE)]
+    return {name.removeprefix(GRADIENT_SQUARE): math.sqrt(sums[name]) / divisor for name in names}

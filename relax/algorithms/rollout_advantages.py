@@ -10,6 +10,7 @@ user's, a group's numbers follow from the group alone, so a rollout may come in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -120,3 +121,14 @@ def per_token(returned: Any, lengths: Sequence[int], *, flag: str, path: str) ->
             raise UserCodeError(f"{flag} {path} returned a NaN or an infinity for sample {place}", path=path)
         found.append(np.broadcast_to(own, (length,)).copy())
     return found
+
+
+def kl_penalty(rewards: RolloutRewards, kl_coef: float) -> tuple[float, float]:
+    """(sum, trained tokens) of what --kl-coef takes off the token rewards, in reward."""
+    kept = [np.asarray(mask) > 0 for mask in rewards.masks]
+    engine, ref = (rewards.columns[name] for name in ("rollout_logprobs", "ref_logprobs"))
+    gaps = [
+        (np.asarray(a, np.float64) - np.asarray(b, np.float64))[mask]
+        for a, b, mask in zip(engine, ref, kept, strict=True)
+    ]
+    return kl_coef * math.fsum(value for gap in gaps for value in gap.tolist()), float(sum(map(len, gaps)))

@@ -10,7 +10,13 @@ import numpy as np
 
 from relax.algorithms.options import AlgorithmOptions
 from relax.algorithms.reduce import StepReduction, divisor_of, step_reduction
-from relax.algorithms.rollout_advantages import RolloutAdvantages, RolloutRewards, custom_weights, rollout_advantages
+from relax.algorithms.rollout_advantages import (
+    RolloutAdvantages,
+    RolloutRewards,
+    custom_weights,
+    kl_penalty,
+    rollout_advantages,
+)
 from relax.components.base import Role
 from relax.components.messages import AdvantageReport, partition_of
 from relax.distributed.bus.base import Block, Bus
@@ -66,8 +72,8 @@ class Advantages(Role):
     ) -> tuple[list[dict[str, np.ndarray]], tuple[float, ...], dict[str, tuple[float, float]]]:
         sizes = [len(row["reward"]) for row in rows]
         groups = np.repeat(np.arange(len(rows)), sizes)
-        found = rollout_advantages(_rewards(rows, groups, self._aligned), self._options)
-        masks = [mask for row in rows for mask in _split(row["loss_mask"], row["response_len"])]
+        rewards = _rewards(rows, groups, self._aligned)
+        found, masks = rollout_advantages(rewards, self._options), list(rewards.masks)
         aligned: dict[str, list[np.ndarray]] = {"loss_weight": []}
         if found.tokens is not None:
             aligned["advantages"] = found.tokens.advantages
@@ -87,7 +93,10 @@ class Advantages(Role):
             {name: np.concatenate(values[first:last]).astype(np.float32) for name, values in aligned.items()}
             for first, last in itertools.pairwise(ends)
         ]
-        return columns, tuple(divisors), _metrics(found, groups, len(rows))
+        metrics = _metrics(found, groups, len(rows))
+        if self._options.kl_coef:
+            metrics["rollout/kl_penalty/mean"] = kl_penalty(rewards, self._options.kl_coef)
+        return columns, tuple(divisors), metrics
 
     def _reduced(self, masks: list[np.ndarray], found: RolloutAdvantages, start: int, end: int) -> StepReduction:
         return step_reduction(

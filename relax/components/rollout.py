@@ -87,6 +87,7 @@ class RolloutSettings:
     in_order: bool = False  # groups are kept and reported in the order of their ids, and only as many as are asked for
     router_url: str | None = None
     samples_per_engine: int | None = None  # generate calls at a time for each engine; None: their number stays
+    max_staleness: int = 0  # ages that the histogram of a rollout tells apart
 
 
 @dataclass
@@ -429,6 +430,7 @@ class Rollout(Role):
             [r.block for r in ready],
             [r.seconds for r in ready],
             [row for r in ready for row in r.rows],
+            max_staleness=self._settings.max_staleness,
         )
         released = tuple(
             ReleasedGroup(

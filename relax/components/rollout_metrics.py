@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from relax.distributed.bus.base import Block
+from relax.engine.rollout.evaluate import PASSED, pass_at_k
 
 Sums = dict[str, tuple[float, float]]
 
@@ -18,10 +19,13 @@ def release_metrics(
     blocks: Sequence[Block],
     seconds: Sequence[Mapping[str, float]],
     rows: Sequence[Mapping[str, Any]],
+    *,
+    max_staleness: int = 0,
 ) -> tuple[Sums, dict[str, float]]:
     """({metric: (sum, count)}, {metric: maximum}) over the groups of one rollout.
 
-    `seconds` holds one mapping a group, by activity; `rows` the result rows of all samples (`sample_row`).
+    `seconds` holds one mapping a group, by activity; `rows` the result rows of all samples (`sample_row`). A token older
+    than `max_staleness` counts as that old in the histogram of ages.
     """
     column = lambda name: np.concatenate([b.columns[name] for b in blocks])  # noqa: E731
     mean = lambda values: (float(np.sum(values, dtype=np.float64)), float(len(values)))  # noqa: E731
@@ -53,4 +57,20 @@ def release_metrics(
         for name, value in row["reward_parts"].items():
             parts.setdefault(f"rollout/reward_parts/{name}/mean", []).append(float(value))
     sums.update({name: mean(values) for name, values in parts.items()})
+    for age in range(max_staleness + 1):
+        sums[f"rollout/staleness_fraction/{age}"] = mean(np.minimum(ages, max_staleness) == age)
+    for k, rates in pass_rates(blocks).items():
+        sums[f"rollout/pass"] = mean(rates)
     return sums, maxima
+
+
+def pass_rates(blocks: Sequence[Block]) -> dict[int, list[float]]:
+    """{k: pass of each group with at least k rewards} for k = 1, 2, 4, ...; a raw reward of 1 or more passes."""
+    rates: dict[int, list[float]] = {}
+    for block in blocks:
+        raw = block.columns["raw_reward"]
+        raw = raw[np.isfinite(raw)]
+        for power in range(raw.size.bit_length()):
+            k, passed = 1 << power, int((raw >= PASSED).sum())
+            rates.setdefault(k, []).append(pass_at_k(raw.size, passed, k))
+    return rates

@@ -407,6 +407,7 @@ def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = 
             generate_timeout_s=config.rollout.generate_timeout_s,
             drop_overlong=config.rollout.overlong_prompt != "error",
             in_order=config.cluster.deterministic,
+            max_staleness=config.cluster.max_staleness,
             samples_per_engine=config.rollout.sglang_server_concurrency or 1,
             router_url=None if shared else f"http://{wiring.router_host}:{wiring.router_port}",
         ),

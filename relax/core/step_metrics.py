@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from relax.algorithms.reduce import effective_sample_fraction
+from relax.algorithms.reduce import GRADIENT_SQUARE, divisor_of, effective_sample_fraction, gradient_norms
 from relax.components.messages import AdvantageReport, EvalReport, ReleaseReport, RolloutReport, TrainReport
 from relax.core import critical_path
 from relax.schedule.clock import Clock
@@ -69,7 +69,11 @@ class StepMetrics:
         metrics.count("rollout/trained_groups", len(release.groups))
         divisor = sum(advantages.divisors)
         for name, (total, count) in report.metrics.items():
-            metrics.mean(f"train/{name}", total, divisor if name in OBJECTIVE else count)
+            if not name.startswith(GRADIENT_SQUARE):
+                metrics.mean(f"train/{name}", total, divisor if name in OBJECTIVE else count)
+        if report.steps:
+            for name, norm in gradient_norms(report.steps[-1]["sums"], divisor_of(advantages.divisors[-1])).items():
+                metrics.gauge(f"train/gradient_norm/{name}", norm)
         self._importance(report)
         for name, value in report.gauges.items():
             metrics.gauge(f"train/{name}", value)

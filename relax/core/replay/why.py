@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from relax.algorithms.advantages import group_advantages
+from relax.algorithms.reduce import divisor_of, gradient_norms
 from relax.components.messages import AdvantageReport, ReleaseReport, partition_of
-from relax.components.rollout_metrics import release_metrics
+from relax.components.rollout_metrics import pass_rates, release_metrics
 from relax.core.build import InProcess, Wiring, algorithm_options, build_advantages
 from relax.core.controller import loop_settings
 from relax.core.part_reports import join_advantages, join_releases
@@ -29,10 +30,17 @@ from relax.core.replay.rerun import released_groups, why_inexact
 from relax.core.step_metrics import OBJECTIVE
 from relax.distributed.bus.base import Block
 from relax.distributed.bus.local import LocalBus
+from relax.engine.rollout.evaluate import PASSED
 from relax.schedule.clock import RealClock
 from relax.utils.errors import ConfigError, DataError
 from relax.utils.metrics import find_spec
 
+_KINDS = {
+    "staleness_steps": "version",
+    "staleness_fraction": "version",
+    "zero_std_groups_fraction": "group",
+    "pass": "group",
+}
 MEASURED = "is measured while the run runs (a time, or a count of events): nothing computes it again"
 
 
@@ -112,6 +120,14 @@ class Why:
         sums, maxima = self._released.metrics, self._released.maxima
         if name == "staleness_steps/mean" or name == "staleness_steps/max":
             rows = self._ages()
+        elif name.startswith("staleness_fraction/"):
+            rows = self._ages(only=int(name.split("/")[1]))
+        elif name.startswith("pass@"):
+            rows = self._passes(int(name.removeprefix("pass@")))
+        elif name == "kl_penalty/mean":
+            view = await self.view()
+            total, count = view.advantages.metrics[metric]
+            return self._mean(metric, total / count, self._penalty_rows(view), "sample")
         elif name == "trained_groups":
             rows = [Row(f"g{group}", 1.0, 0.0) for group in self.step.groups]
             return self._total(metric, float(len(rows)), rows, "groups", kind="group")
@@ -122,7 +138,7 @@ class Why:
             rows = self._sample_rows(name)
         if rows is None:
             return None
-        kind = {"staleness_steps": "version", "zero_std_groups_fraction": "group"}.get(name.split("/")[0], "sample")
+        kind = _KINDS.get(name.split("/")[0].split("@")[0], "sample")
         if metric in maxima:
             largest = max((row.total / row.count for row in rows if row.count), default=0.0)
             return self._made(metric, maxima[metric], rows, "the largest row", largest, kind)
@@ -136,7 +152,13 @@ class Why:
         for part in self.step.parts:
             rows = [row for group in part for row in self._rows.get(group, ())]
             blocks = [self.blocks[group] for group in part]
-            sums, maxima = release_metrics(self.step.rollout_id, blocks, [{} for _ in part], rows)
+            sums, maxima = release_metrics(
+                self.step.rollout_id,
+                blocks,
+                [{} for _ in part],
+                rows,
+                max_staleness=self.record.config.cluster.max_staleness,
+            )
             parts.append(ReleaseReport(released_groups(blocks, {}), sums, maxima))
         return join_releases(parts)
 
@@ -168,12 +190,33 @@ class Why:
                 return None
         return found
 
-    def _ages(self) -> list[Row]:
+    def _ages(self, only: int | None = None) -> list[Row]:
+        """Tokens by version. With `only`, the share of that age; the last age of the histogram holds older ones too."""
+        oldest = self.record.config.cluster.max_staleness
         versions = np.concatenate([block.columns["weight_version"] for block in self.blocks.values()])
         rows = []
         for version in sorted({int(v) for v in versions if v >= 0}):
             tokens, age = int((versions == version).sum()), self.step.rollout_id - version
-            rows.append(Row(f"version {version}", float(age * tokens), float(tokens), f"{tokens} tokens of age {age}"))
+            total = age * tokens if only is None else tokens * (min(age, oldest) == only)
+            rows.append(Row(f"version {version}", float(total), float(tokens), f"{tokens} tokens of age {age}"))
+        return rows
+
+    def _passes(self, k: int) -> list[Row]:
+        rows = []
+        for group, block in self.blocks.items():
+            rates = pass_rates([block])
+            if k in rates:
+                passed = int((block.columns["raw_reward"] >= PASSED).sum())
+                rows.append(Row(f"g{group}", rates[k][0], 1.0, f"{passed} of {len(block.columns['raw_reward'])} are right"))
+        return rows
+
+    def _penalty_rows(self, view: StepView) -> list[Row]:
+        """The KL in the reward by the log-probs of the reference that the step was given."""
+        coefficient, rows = self.record.config.algorithm.kl_coef, []
+        for uid, sample in sorted(view.samples.items()):
+            engine, ref = (sample.columns[name].astype(np.float64) for name in ("rollout_logprobs", "ref_logprobs"))
+            total = coefficient * math.fsum((engine - ref)[sample.mask].tolist())
+            rows.append(Row(sample_text(uid), total, float(sample.mask.sum()), self.describe(uid, sample)))
         return rows
 
     def _advantage_rows(self) -> list[Row]:
@@ -201,6 +244,8 @@ class Why:
         return np.concatenate(rewards), np.concatenate([np.full(len(b.columns["reward"]), b.uid) for b in blocks])
 
     async def _advantage_report(self) -> AdvantageReport:
+        if self._advantages is None and self.record.config.algorithm.kl_coef > 0:
+            self._advantages = (await self.view()).advantages  # they read the reference's log-probs
         if self._advantages is None:
             shared = InProcess(LocalBus({"rollout": "rollout", "advantages": "advantages"}), {}, RealClock())
             await shared.bus.put(partition_of(self.step.rollout_id), "rollout", list(self.blocks.values()))
@@ -236,9 +281,13 @@ class Why:
             return self._total(metric, view.report.metrics["ratio"][1], rows, "tokens with mask 1")
         if name == "effective_sample_fraction":
             return self._effective(metric, view)
+        if name.startswith("gradient_norm/"):
+            return self._term_gradient(metric, name.removeprefix("gradient_norm/"), view)
         if name not in view.report.metrics:
             return None
         total, count = view.report.metrics[name]
+        if any(name not in sample.terms for sample in view.samples.values()):
+            return self._mean(metric, total / count, [Row("all tokens", total, count, "of whole optimizer steps")], "sample")
         if name in OBJECTIVE:
             divisor = sum(view.advantages.divisors)
             rows = self._term_rows(view, name)
@@ -263,6 +312,13 @@ class Why:
         whole = math.sqrt(math.fsum(row.total for row in rows)) / divisor
         formula = f"sqrt(sum of the squares) / {divisor:g}, of the last optimizer step, before the clip"
         return self._made(metric, view.report.gauges["grad_norm"], rows, formula, whole, "tensor")
+
+    def _term_gradient(self, metric: str, term: str, view: StepView) -> Explanation:
+        step, divisor = view.report.steps[-1], divisor_of(view.advantages.divisors[-1])
+        norm = gradient_norms(step["sums"], divisor)[term]
+        row = Row(f"optimizer step {len(view.report.steps) - 1} of the rollout", norm, 1.0, "over all trained tokens")
+        formula = f"sqrt(sum over tokens of (d {term} / d log-prob)^2) / {divisor:g}, the divisor of the step"
+        return self._made(metric, norm, [row], formula, norm, "step")
 
     def _effective(self, metric: str, view: StepView) -> Explanation:
         (first, count), (second, _) = view.report.metrics["importance"], view.report.metrics["importance_square"]
@@ -300,7 +356,8 @@ class Why:
             words.append("removed: it has no loss weight")
         if sample is not None and sample.mask.any():
             ratios = sample.terms["ratio"][sample.mask]
-            words.append(f"advantage {sample.columns['advantages'][sample.mask][0]:+.6g}")
+            if "advantages" in sample.columns:
+                words.append(f"advantage {sample.columns['advantages'][sample.mask][0]:+.6g}")
             words.append(f"weight {sample.columns['loss_weight'][sample.mask][0]:.6g}")
             words.append(f"ratio {ratios.min():.6g} to {ratios.max():.6g}")
         return ", ".join(words)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from relax.core.build import algorithm_options
 from relax.core.replay.capture import SampleTokens
 from relax.core.replay.why import Explanation, Why, parse_sample
@@ -95,6 +97,7 @@ def _rows(
     old_column = OLD_COLUMN[algorithm_options(why.record.config).old_log_probs]
     old = sample.log_probs if old_column is None else sample.columns[old_column]
     ref, rows = sample.columns.get("ref_logprobs"), []
+    advantages = sample.columns.get("advantages", np.zeros(len(ids)))  # none with a loss of the user's own
     for place, token in enumerate(ids):
         version = int(own["weight_version"][place])
         rows.append(
@@ -111,7 +114,7 @@ def _rows(
                 ref=None if ref is None else float(ref[place]),
                 ratio=float(sample.terms["ratio"][place]),
                 clipped=bool(sample.terms["clip_fraction"][place]),
-                advantage=float(sample.columns["advantages"][place]),
+                advantage=float(advantages[place]),
                 weight=float(sample.columns["loss_weight"][place]),
                 adds=float(sample.terms[term][place]),
             )

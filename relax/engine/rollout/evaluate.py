@@ -39,6 +39,9 @@ class EvalTask:
     hook: GenerateHook | None = None  # its own custom_generate_function_path
 
 
+PASSED = 1.0  # a sample with this raw reward or more is right
+
+
 @dataclass
 class EvalResult:
     """Scores of one data set; lists are in (row, sample) order and have rows x n entries."""
@@ -60,7 +63,7 @@ class EvalResult:
     def truncated_fraction(self) -> float:
         return sum(self.truncated) / len(self.truncated) if self.truncated else math.nan
 
-    def pass_rates(self, threshold: float = 1.0) -> dict[int, float]:
+    def pass_rates(self, threshold: float = PASSED) -> dict[int, float]:
         """{k: pass@k} for k = 1, 2, 4 .. n; a sample passes when its reward is at least `threshold`."""
         rows = [self.rewards[i : i + self.num_samples] for i in range(0, len(self.rewards), self.num_samples)]
         counts = [sum(reward >= threshold for reward in row) for row in rows]

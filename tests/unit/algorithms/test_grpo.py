@@ -328,8 +328,9 @@ def test_what_each_token_adds_is_the_whole_of_every_term_and_nothing_under_the_m
     options = AlgorithmOptions(old_log_probs="old", use_kl_loss=True, kl_loss_coef=0.1, entropy_coef=0.2, use_tis=True)
     loss, batch = build_loss(options), batch_of(table, step.weights, (0, 1, 2))
     terms, by_token = loss(batch), loss.per_token(batch)
-    assert terms.keys() == by_token.keys()
-    for name, term in terms.items():
+    assert by_token.keys() == {name for name in terms if not name.startswith("gradient_square/")}
+    for name in by_token:
+        term = terms[name]
         assert math.fsum(by_token[name].value_T.tolist()) == pytest.approx(float(term.total.detach()), rel=1e-14)
         assert by_token[name].count == term.count
         assert not by_token[name].value_T[batch.mask == 0].any()

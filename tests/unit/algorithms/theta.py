@@ -16,7 +16,7 @@ import torch
 from benchmarks.papers.responses import Response
 from relax.algorithms.loss import TokenBatch
 from relax.algorithms.options import AlgorithmOptions, build_loss, build_statistic
-from relax.algorithms.reduce import step_reduction
+from relax.algorithms.reduce import gradient_norms, step_reduction
 from relax.algorithms.rollout_advantages import RolloutRewards, custom_weights, rollout_advantages
 from relax.backends.base import LossFunction, Part, StepStats
 from relax.data.columns import TrainSequence
@@ -143,6 +143,7 @@ class StepResult:
         self.by_entropy = {place: values / backend.divisor for place, values in backend.by_entropy.items()}
         self.loss = sum(stats.sums[name] for name in loss.objective if name in stats.sums) / backend.divisor
         self.means = stats.means()
+        self.norms = gradient_norms(stats.sums, backend.divisor)
 
 
 def run_step(
