@@ -5,8 +5,8 @@
     python -m benchmarks.mutants --only gspo,reduce     # those of some files
     python -m benchmarks.mutants --list                 # print them, run nothing
 
-A fault that changes no number is no fault: `benchmarks/mutation/equivalent.py` lists those with the reason, and they are
-not counted. Prints the survivors and exits with 1 when there are any.
+A fault that changes no number is no fault: `benchmarks/mutation/equivalent.py` lists those with the reason, and they
+are not counted. Prints the survivors and exits with 1 when there are any.
 """
 
 from __future__ import annotations

@@ -154,7 +154,9 @@ def _numbers(tree: ast.AST) -> Iterator[ast.AST]:
             if name in ("annotation", "returns", "decorator_list", "type_params"):
                 continue
             for child in value if isinstance(value, list) else [value]:
-                guard = isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING"
+                guard = (
+                    isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING"
+                )
                 if isinstance(child, ast.AST) and not isinstance(child, skipped) and not guard:
                     pending.append(child)
 

@@ -38,7 +38,9 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, name: str, text: str, path: Path) -> None:
         self._name, self._loader = name, _Source(text, path)
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
         return importlib.util.spec_from_loader(name, self._loader) if name == self._name else None
 
 

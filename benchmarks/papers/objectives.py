@@ -7,7 +7,7 @@ Each `*_token` function returns (loss, d loss / d logp) of one token, from its c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,7 @@ def kl_token(logp: float, ref: float, estimator: str) -> Pair:
 
 
 def m2po_threshold(step: Sequence[Response], advantages: list[np.ndarray], old: str, budget: float) -> float:
-    """The level at which squared log-ratios of harmful tokens must be held for their mean to be the budget (bisected)."""
+    """The level at which squared log-ratios of harmful tokens are held so that their mean is the budget, bisected."""
     squares = []
     for response, advantage in zip(step, advantages, strict=True):
         for t in response.trained if counts(response) else ():
@@ -95,7 +95,8 @@ def policy_terms(
             pair = ppo_token(sequence, a, low, high, dual)
         elif name == "m2po":
             tau = flags["m2_threshold"]
-            pair = ppo_token(ratio, a, max(1 - math.exp(-tau), 0.3), max(math.exp(tau) - 1, 0.5), dual)
+            floors = flags.get("m2po_eps_clip_floor", 0.3), flags.get("m2po_eps_clip_high_floor", 0.5)
+            pair = ppo_token(ratio, a, max(1 - math.exp(-tau), floors[0]), max(math.exp(tau) - 1, floors[1]), dual)
         else:
             pair = ppo_token(ratio, a, low, high, dual)
         loss[t], slope[t] = pair
@@ -122,9 +123,12 @@ def step_loss(step: Sequence[Response], name: str, **flags: Any) -> tuple[float,
     """(loss, d loss / d logp, d loss / d entropy) of a step under `flags`, whose names are those of the options."""
     given = {"kl_coef": flags.get("kl_coef", 0.0), "gamma": flags.get("gamma", 1.0)}
     advantages = token_advantages(
-        step, name, std=not flags.get("disable_grpo_std_normalization"), normalize=flags.get("normalize_advantages", 0),
+        step,
+        name,
+        std=not flags.get("disable_grpo_std_normalization"),
+        normalize=flags.get("normalize_advantages", 0),
         **given,
-    )  # fmt: skip
+    )
     weights = token_weights(step, flags["loss_reduction"], flags.get("rollout_max_response_len", 1))
     column = {"rollout": "rollout_logprobs", "old": "old_logprobs", "current": "logp"}[flags["old_log_probs"]]
     if name == "m2po":

@@ -22,7 +22,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "grpo, unbiased k3": {"advantage_estimator": "grpo", **KL, "kl_loss_type": "k3", "use_unbiased_kl": True},
     "grpo, whitened": {"advantage_estimator": "grpo", "normalize_advantages": True},
     "grpo, several steps": {"advantage_estimator": "grpo", "old_log_probs": "old"},
-    "dapo": {"advantage_estimator": "grpo", "eps_clip_high": 0.28},
+    "dapo": {"advantage_estimator": "grpo", "eps_clip": 0.1, "eps_clip_high": 0.28},
     "decoupled ppo": {"advantage_estimator": "grpo", "old_log_probs": "old", "use_tis": True, "tis_clip": 1.2},
     "icepop": {
         "advantage_estimator": "grpo",

@@ -6,7 +6,8 @@
     check_loss("my_losses.surrogate", args={"tau": 2.0})  # with the flags that it reads
 
 It raises where the function returns something else than one number a token, and AssertionError with a sentence where
-its gradient depends on how a step is cut into micro-batches, on the order of samples, or on what stands under the mask.
+its gradient depends on how a step is cut into micro-batches, on the order of samples, or on what stands under
+the mask.
 """
 
 from __future__ import annotations
@@ -39,9 +40,7 @@ class _Samples:
 def check_loss(path: str, *, args: Any = None, options: Mapping[str, Any] | None = None) -> None:
     """Check the function that `path` names. `options` are further fields of `AlgorithmOptions`."""
     flags = {"old_log_probs": "old", **(options or {})}
-    loss = build_loss(
-        AlgorithmOptions(loss_type="custom_loss", custom_loss_function_path=path, args=args, **flags)
-    )
+    loss = build_loss(AlgorithmOptions(loss_type="custom_loss", custom_loss_function_path=path, args=args, **flags))
     whole = _gradients(loss, _samples(), [range(len(LENGTHS))])
     assert any(gradient.any() for gradient in whole), f"{path}: its gradient is 0 for every token"
     for parts in ([[0], [1], [2], [3], [4]], [[0, 1], [2, 3, 4]], [[4, 2], [0, 3, 1]]):
@@ -69,7 +68,9 @@ def _samples(fill: float = 0.0, pad: int = 0) -> _Samples:
         columns["loss_weight"] = mask / mask.sum()
         extra = np.full(pad, fill)
         shown = {name: np.where(mask > 0, v, fill) if name != "loss_weight" else v for name, v in columns.items()}
-        found.append({name: np.concatenate([v, 0.0 * extra if name == "loss_weight" else extra]) for name, v in shown.items()})
+        found.append(
+            {name: np.concatenate([v, 0.0 * extra if name == "loss_weight" else extra]) for name, v in shown.items()}
+        )
         masks.append(np.concatenate([mask, np.zeros(pad)]))
     return _Samples([c.pop("logp") for c in found], [c.pop("entropy") for c in found], masks, found)
 

@@ -4,8 +4,8 @@
     loss(args, batch) -> Tensor [T], or {"loss": Tensor [T], name: Tensor [T], ...}
 
 `batch` is a `loss.TokenBatch`; under the mask every float is 0. The function says what each token adds and never
-averages: masks, weights, the divisor, importance weights, the KL and the entropy term are the engine's, so its gradient
-does not depend on micro-batches or ranks either. Further names are logged as means over the trained tokens.
+averages: masks, weights, the divisor, importance weights, the KL and the entropy term are the engine's, so its
+gradient does not depend on micro-batches or ranks either. Further names are logged as means over the trained tokens.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """What a policy-gradient step looks like from inside: ratios, mismatch, and how hard each loss term pulls.
 
-Every number is a sum over tokens and a count, so it adds up over micro-batches and ranks; `relax.utils.metrics` has the
-definitions.
+Every number is a sum over tokens and a count, so it adds up over micro-batches and ranks; `relax.utils.metrics` has
+the definitions.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -20,7 +21,7 @@ RATIO_EDGES = (0.5, 0.8, 0.95, 1.05, 1.25, 2.0)  # of the histogram; the first a
 
 
 def range_names(edges: Sequence[float] = RATIO_EDGES) -> tuple[str, ...]:
-    inner = [f"{low:g}_{high:g}" for low, high in zip(edges, edges[1:], strict=False)]
+    inner = [f"{low:g}_{high:g}" for low, high in itertools.pairwise(edges)]
     return (f"below_{edges[0]:g}", *inner, f"above_{edges[-1]:g}")
 
 
@@ -67,4 +68,3 @@ def gradient_terms(terms: Mapping[str, Term], objective: Sequence[str], batch: T
         if squares:
             found[GRADIENT_SQUARE + name] = Term(torch.stack(squares).sum(), term.count)
     return found
-

@@ -59,9 +59,9 @@ class M2Statistic:
         for sequence in sequences:
             if self._old is None:
                 continue
-            x_R = sequence.log_probs.astype(np.float64) - sequence.columns[self._old].astype(np.float64)
-            harmful_R = sequence.keep & (x_R * sequence.columns["advantages"] > 0)
-            squares.append(x_R[harmful_R] ** 2)
+            kept = lambda values: values[sequence.keep].astype(np.float64)  # noqa: B023, E731
+            x_K = kept(sequence.log_probs) - kept(sequence.columns[self._old])
+            squares.append(x_K[x_K * kept(sequence.columns["advantages"]) > 0] ** 2)
         return np.concatenate(squares)
 
     def value(self, joined: np.ndarray) -> StepValue:

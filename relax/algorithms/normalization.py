@@ -24,10 +24,15 @@ FLOOR = 1e-8  # of the variance
 
 
 def normalize(
-    advantages: Sequence[np.ndarray], masks: Sequence[np.ndarray], keep: Sequence[bool] | np.ndarray, how: Normalization
+    advantages: Sequence[np.ndarray],
+    masks: Sequence[np.ndarray],
+    keep: Sequence[bool] | np.ndarray,
+    how: Normalization,
 ) -> list[np.ndarray]:
     """Advantages of every token, float64; 0 where the mask is 0 or the sample is not kept."""
-    kept = [np.asarray(mask) > 0 if used else np.zeros(len(mask), bool) for mask, used in zip(masks, keep, strict=True)]
+    kept = [
+        np.asarray(mask) > 0 if used else np.zeros(len(mask), bool) for mask, used in zip(masks, keep, strict=True)
+    ]
     values = [value for own, mask in zip(advantages, kept, strict=True) for value in own[mask].tolist()]
     if not values or max(values) == min(values):
         return [np.zeros(len(own)) for own in advantages]

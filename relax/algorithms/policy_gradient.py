@@ -30,7 +30,6 @@ from relax.utils.errors import InternalError
 from relax.utils.imports import load_callable
 
 
-
 class Tokens(NamedTuple):
     """The inputs of one micro-batch with masked tokens made harmless: log-probs 0, so every ratio there is 1."""
 

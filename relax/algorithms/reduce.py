@@ -95,6 +95,6 @@ def effective_sample_fraction(mean_weight: float, mean_square_weight: float) -> 
 
 
 def gradient_norms(sums: Mapping[str, float], divisor: float) -> dict[str, float]:
-    """{term: norm of its derivatives by log-probs} of one optimizer step, from what its loss summed and its divisor."""
+    """{term: norm of its derivatives by log-probs} of an optimizer step, from what its loss summed and its divisor."""
     names = [name for name in sums if name.startswith(GRADIENT_SQUARE)]
     return {name.removeprefix(GRADIENT_SQUARE): math.sqrt(sums[name]) / divisor for name in names}

@@ -40,10 +40,11 @@ def token_rewards(outcomes: Outcomes, place: int, kept_R: np.ndarray, kl_coef: f
     """float64 [K], the rewards of the trained tokens of one sample."""
     reward_K = np.zeros(int(kept_R.sum()))
     if kl_coef:
-        engine_R, ref_R = (
-            np.asarray(outcomes.columns[name][place], np.float64) for name in ("rollout_logprobs", "ref_logprobs")
+        engine_K, ref_K = (
+            np.asarray(outcomes.columns[name][place], np.float64)[kept_R]
+            for name in ("rollout_logprobs", "ref_logprobs")
         )
-        reward_K -= kl_coef * (engine_R - ref_R)[kept_R]
+        reward_K -= kl_coef * (engine_K - ref_K)
     reward_K[-1] += outcomes.score_S[place]
     return reward_K
 

@@ -62,7 +62,7 @@ def option_problems(flags: Chosen) -> Iterator[str]:
 
 def _kl(flags: Chosen, spec: AlgorithmSpec, name: str) -> Iterator[str]:
     if flags.kl_coef and flags.kl_loss_coef:
-        yield "--kl-coef and --kl-loss-coef exclude each other: the KL is in the reward or in the loss"
+        yield "--kl-coef and --kl-loss-coef exclude each other, keep one: the KL is in the reward or in the loss"
     elif spec.kl_in_reward == "forbidden" and flags.kl_coef:
         yield (
             f"--kl-coef {flags.kl_coef} has no effect with {name}, whose KL is a loss term: "

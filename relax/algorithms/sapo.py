@@ -31,6 +31,4 @@ def sapo_objective(tokens: PolicyTokens, options: AlgorithmOptions) -> PolicyLos
     gate_T = torch.sigmoid(tau_T * (ratio_T - 1.0))
     kept_T = (4.0 * gate_T * (1.0 - gate_T)).detach()
     never_T = torch.zeros_like(overflow_T)
-    return PolicyLoss(
-        -4.0 / tau_T * gate_T * advantage_T, ratio_T.detach(), kept_T < OPEN_GATE, never_T, overflow_T
-    )
+    return PolicyLoss(-4.0 / tau_T * gate_T * advantage_T, ratio_T.detach(), kept_T < OPEN_GATE, never_T, overflow_T)

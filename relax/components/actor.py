@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from relax.algorithms.statistic import StepStatistic
 from relax.backends.base import LossFunction, ModelSpec, OptimizerSpec, Part, RankInfo, StepStats, TrainBackend
 from relax.components.base import Role
-from relax.algorithms.statistic import StepStatistic
 from relax.components.messages import ForwardReport, ReleasedGroup, Settled, TrainReport, TrainTask
 from relax.components.scoring import score_groups
 from relax.components.trained import TrainedLedger

@@ -24,8 +24,8 @@ def release_metrics(
 ) -> tuple[Sums, dict[str, float]]:
     """({metric: (sum, count)}, {metric: maximum}) over the groups of one rollout.
 
-    `seconds` holds one mapping a group, by activity; `rows` the result rows of all samples (`sample_row`). A token older
-    than `max_staleness` counts as that old in the histogram of ages.
+    `seconds` holds one mapping a group, by activity; `rows` the result rows of all samples (`sample_row`). A token
+    older than `max_staleness` counts as that old in the histogram of ages.
     """
     column = lambda name: np.concatenate([b.columns[name] for b in blocks])  # noqa: E731
     mean = lambda values: (float(np.sum(values, dtype=np.float64)), float(len(values)))  # noqa: E731
@@ -60,7 +60,7 @@ def release_metrics(
     for age in range(max_staleness + 1):
         sums[f"rollout/staleness_fraction/{age}"] = mean(np.minimum(ages, max_staleness) == age)
     for k, rates in pass_rates(blocks).items():
-        sums[f"rollout/pass"] = mean(rates)
+        sums[f"rollout/pass@{k}"] = mean(rates)
     return sums, maxima
 
 

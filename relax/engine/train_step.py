@@ -37,7 +37,9 @@ class RolloutSteps:
         """Add the gradient of a piece; with the last one, take the step and return what it measured. Collective."""
         if self._statistic is not None:
             if not ends_step or self._stats.counts:
-                raise InternalError(f"optimizer step {step} came in pieces, and {self._statistic.column} is of a whole")
+                raise InternalError(
+                    f"optimizer step {step} came in pieces, and {self._statistic.column} is of a whole"
+                )
             part = self._measured(part, self._statistic)
         self._stats.add(self._backend.backward(part, self._loss))
         if not ends_step:

@@ -69,8 +69,12 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("rollout/trained_groups", "count", "groups", "groups that this step trains on"),
     MetricSpec("rollout/staleness_steps/mean", "mean", "steps", "age of sampled tokens: rollout id - weight version"),
     MetricSpec("rollout/staleness_steps/max", "max", "steps", "oldest sampled token of the step"),
-    MetricSpec("rollout/staleness_fraction/{age}", "mean", "1", "share of the sampled tokens of that age (or older, the last)"),
-    MetricSpec("rollout/pass@{k}", "mean", "1", "at least one of k samples has raw reward 1 or more (unbiased estimate)"),
+    MetricSpec(
+        "rollout/staleness_fraction/{age}", "mean", "1", "share of the sampled tokens of that age (or older, the last)"
+    ),
+    MetricSpec(
+        "rollout/pass@{k}", "mean", "1", "at least one of k samples has raw reward 1 or more (unbiased estimate)"
+    ),
     MetricSpec("rollout/kl_penalty/mean", "mean", "reward", "KL in the reward with its coefficient, by trained token"),
     MetricSpec("rollout/log_probs/mean", "mean", "nats", "engine's log-prob of sampled tokens"),
     # what the optimizer did
@@ -96,7 +100,9 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("train/clip_fraction", "mean", "1", "trained tokens whose gradient the clip cut"),
     MetricSpec("train/dual_clip_fraction", "mean", "1", "trained tokens held by the dual clip"),
     MetricSpec("train/ratio", "mean", "1", "current / old probability of trained tokens"),
-    MetricSpec("train/ratio_fraction/{range}", "mean", "1", "trained tokens whose ratio lies in that range: a histogram"),
+    MetricSpec(
+        "train/ratio_fraction/{range}", "mean", "1", "trained tokens whose ratio lies in that range: a histogram"
+    ),
     MetricSpec("train/ratio_overflow_fraction", "mean", "1", "tokens whose log-ratio had to be bounded"),
     MetricSpec("train/approx_kl", "mean", "nats", "KL(old || current) by (ratio - 1) - log ratio"),
     MetricSpec("train/advantage_abs", "mean", "reward", "size of the advantages of trained tokens"),
@@ -115,7 +121,9 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("train/engine_log_prob_diff/mean", "mean", "nats", "|engine - trainer| log-prob, same weights"),
     MetricSpec("train/engine_log_prob_diff/p99", "gauge", "nats", "its 99th percentile over tokens"),
     MetricSpec("train/engine_log_prob_diff/max", "max", "nats", "largest such difference"),
-    MetricSpec("train/gradient_norm/{term}", "gauge", "1", "root of the sum of squares of the term's derivatives by log-probs"),
+    MetricSpec(
+        "train/gradient_norm/{term}", "gauge", "1", "root of the sum of squares of the term's derivatives by log-probs"
+    ),
     MetricSpec("train/grad_norm", "gauge", "1", "gradient norm after the divisor, before the clip"),
     MetricSpec("train/lr", "gauge", "1", "learning rate of the step"),
     MetricSpec("train/optimizer_steps", "gauge", "steps", "optimizer steps so far"),

@@ -83,6 +83,8 @@ FLAGS: dict[int, tuple[str, str, Any]] = {
     130: ("--num-data-storage-units 1", "num_data_storage_units", 1),
     131: ("--colocate", "colocate", True),
     181: ("--advantage-estimator grpo", "advantage_estimator", "grpo"),
+    182: ("--advantage-estimator gspo", "advantage_estimator", "gspo"),
+    183: ("--advantage-estimator sapo", "advantage_estimator", "sapo"),
     188: ("--use-wandb", "use_wandb", True),
     189: ("", "use_tensorboard", True),
     190: ("--use-clearml", "use_clearml", True),

@@ -191,7 +191,7 @@ class Why:
         return found
 
     def _ages(self, only: int | None = None) -> list[Row]:
-        """Tokens by version. With `only`, the share of that age; the last age of the histogram holds older ones too."""
+        """Tokens by version. With `only`, the share of that age; the last of the histogram holds older ones too."""
         oldest = self.record.config.cluster.max_staleness
         versions = np.concatenate([block.columns["weight_version"] for block in self.blocks.values()])
         rows = []
@@ -207,7 +207,9 @@ class Why:
             rates = pass_rates([block])
             if k in rates:
                 passed = int((block.columns["raw_reward"] >= PASSED).sum())
-                rows.append(Row(f"g{group}", rates[k][0], 1.0, f"{passed} of {len(block.columns['raw_reward'])} are right"))
+                rows.append(
+                    Row(f"g{group}", rates[k][0], 1.0, f"{passed} of {len(block.columns['raw_reward'])} are right")
+                )
         return rows
 
     def _penalty_rows(self, view: StepView) -> list[Row]:
@@ -287,7 +289,9 @@ class Why:
             return None
         total, count = view.report.metrics[name]
         if any(name not in sample.terms for sample in view.samples.values()):
-            return self._mean(metric, total / count, [Row("all tokens", total, count, "of whole optimizer steps")], "sample")
+            return self._mean(
+                metric, total / count, [Row("all tokens", total, count, "of whole optimizer steps")], "sample"
+            )
         if name in OBJECTIVE:
             divisor = sum(view.advantages.divisors)
             rows = self._term_rows(view, name)

@@ -112,7 +112,9 @@ def test_sapo_is_a_gate_whose_gradient_fades_on_both_sides():
     given = tokens([LN(1.5), LN(0.5), 0.0], [1.0, -3.0, 0.0])
     policy = objective("sapo", given, sapo_tau_pos=2.0, sapo_tau_neg=4.0)
     assert policy.loss_T.tolist() == pytest.approx([-2.0 * p, 3.0 * q, 0.0], abs=1e-12)
-    assert gradient(given, policy) == pytest.approx([-4 * p * (1 - p) * 1.5, 3.0 * 4 * q * (1 - q) * 0.5, 0.0], abs=1e-12)
+    assert gradient(given, policy) == pytest.approx(
+        [-4 * p * (1 - p) * 1.5, 3.0 * 4 * q * (1 - q) * 0.5, 0.0], abs=1e-12
+    )
 
 
 def test_sapo_counts_a_token_as_clipped_when_the_gate_leaves_less_than_nine_tenths():
@@ -202,7 +204,7 @@ def test_opsm_masks_bad_sequences_that_have_become_less_likely():
     # means of old - new over trained tokens: 0.2 (sequence 0), -0.2 (1), 0.1 exactly (2); delta 0.1
     old, new = column(-1.0, -1.0, -1.0, -1.0), column(-1.2, -0.8, -1.1, -9.0)
     keep, sequence = torch.tensor([True, True, True, False]), torch.tensor([0, 1, 2, 0])
-    delta = float((old - new)[2])
+    delta = float((old - new).detach()[2])
     for sign, expected in ((-1.0, [0.0, 1.0, 1.0, 0.0]), (1.0, [1.0] * 4), (0.0, [1.0] * 4)):
         found = off_policy_sequence_mask(new, old, column(*[sign] * 4), keep, sequence, 3, delta=delta)
         assert found.tolist() == expected and not found.requires_grad

@@ -207,7 +207,10 @@ def plain_rewards(args, *, rewards, groups, loss_masks, columns):
 
 
 def by_token(args, *, rewards, groups, loss_masks, columns):
-    return [np.arange(len(mask)) + args["offset"] * column[0] for mask, column in zip(loss_masks, columns["rollout_logprobs"])]
+    return [
+        np.arange(len(mask)) + args["offset"] * column[0]
+        for mask, column in zip(loss_masks, columns["rollout_logprobs"], strict=True)
+    ]
 
 
 def custom(name: str, **flags) -> AlgorithmOptions:
@@ -227,7 +230,9 @@ def test_own_advantages_are_one_a_sample_or_one_a_token():
 def test_own_advantages_may_be_normalised_and_trained_by_any_objective():
     options = custom("plain_rewards", normalize_advantages=True, advantage_estimator="sapo")
     columns, _ = prepared(STEP, options)
-    kept = np.concatenate([c["advantages"][r.trained] for c, r, p in zip(columns, STEP, PLACES, strict=True) if p not in (3, 5)])
+    kept = np.concatenate(
+        [c["advantages"][r.trained] for c, r, p in zip(columns, STEP, PLACES, strict=True) if p not in (3, 5)]
+    )
     assert kept.mean() == pytest.approx(0.0, abs=1e-12) and kept.var(ddof=1) == pytest.approx(1.0, abs=1e-6)
     assert run_step(STEP, options, [PLACES]).gradient.any()
 

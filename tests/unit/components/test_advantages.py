@@ -139,3 +139,88 @@ async def test_only_a_rollout_without_any_reward_is_an_error_not_a_part_of_it():
     await role.compute(4, (4,), False)
     with pytest.raises(UserCodeError, match="no sample of rollout 4 has a reward"):
         await role.compute(4, (5,), True)
+
+
+# ------------------------------------------------------------------ other algorithms than grpo
+
+
+async def computed_with_reference(blocks, engine, reference, **options):
+    """As `computed`, with log-probs of engine and reference for each group."""
+    bus = LocalBus(PRODUCERS | {"ref": "reference"})
+    given = [
+        Block(b.uid, {**b.columns, "rollout_logprobs": np.asarray(e, np.float32)})
+        for b, e in zip(blocks, engine, strict=True)
+    ]
+    await bus.put("train_3", "rollout", given)
+    refs = [Block(b.uid, {"ref_logprobs": np.asarray(r, np.float32)}) for b, r in zip(blocks, reference, strict=True)]
+    await bus.put("train_3", "ref", refs)
+    role = Advantages(bus=bus, options=AlgorithmOptions(**options), group_size=2, global_batch_size=2, deadline_s=1.0)
+    report = await role.compute(3, tuple(block.uid for block in blocks))
+    rows = await bus.get("train_3", ("advantages",), [block.uid for block in blocks], deadline_s=1.0)
+    return report, {uid: block.columns for uid, block in rows["advantages"].items()}
+
+
+async def test_reinforce_plus_plus_by_hand_over_both_steps_of_a_rollout_L15():
+    # kl_coef 0.5, gamma 0.5. Group 1: 3 tokens of which the second is an observation (KL of 5 nats), and 1 token.
+    # Sample 0: rewards -0.5 * 1 and 2 - 0.5 * 0 -> returns -0.5 + 0.5 * 2 = 0.5 and 2; sample 1: 1 - 0.5 * 2 = 0
+    # Group 2: returns of one token each: 4 and -1.5
+    blocks = [row(1, [2, 1], [3, 1], masks=[1, 0, 1, 1]), row(2, [4, -1.5], [1, 1])]
+    engine, reference = [[0, 0, 0, 0], [0, 0]], [[-1, -5, 0, -2], [0, 0]]
+    report, columns = await computed_with_reference(
+        blocks, engine, reference, advantage_estimator="reinforce_plus_plus", kl_coef=0.5, gamma=0.5
+    )
+    # trained tokens 0.5, 2, 0, 4, -1.5: mean 1, squares 0.25 + 1 + 1 + 9 + 6.25 = 17.5, variance 3.5
+    scale = math.sqrt(3.5)
+    assert columns[1]["advantages"] == pytest.approx([-0.5 / scale, 0.0, 1 / scale, -1 / scale], rel=1e-6)
+    assert columns[2]["advantages"] == pytest.approx([3 / scale, -2.5 / scale], rel=1e-6)
+    assert report.divisors == (2.0, 2.0)
+    # of the five trained tokens: 0.5 * (1 + 0 + 2 + 0 + 0)
+    assert report.metrics["rollout/kl_penalty/mean"] == (1.5, 5.0)
+
+
+async def test_leave_one_out_over_uneven_groups_by_hand_G3():
+    # 1, 2, 6: others' means 4, 3.5, 1.5; 5, 3: each other; 7 alone: no other
+    blocks = [row(1, [1, 2, 6], [1, 1, 1]), row(2, [5, 3], [1, 1]), row(3, [7], [1])]
+    report, columns, _ = await computed(blocks, advantage_estimator="rloo", old_log_probs="current")
+    assert [columns[g]["advantages"].tolist() for g in (1, 2, 3)] == [[-3.0, -1.5, 4.5], [2.0, -2.0], [0.0]]
+    assert report.metrics["rollout/zero_std_groups_fraction"] == (1.0, 3.0)
+
+
+async def test_normalised_advantages_leave_out_who_does_not_train():
+    # group 1 trains with scores 1 and 3 (no baseline), group 2 is removed and has no reward: mean 2, variance n - 1: 2
+    blocks = [row(1, [1, 3], [1, 1]), row(2, [100, math.nan], [1, 1], removed=[1, 0])]
+    _, columns, _ = await computed(blocks, disable_rewards_normalization=True, normalize_advantages=True)
+    half = 1 / math.sqrt(2 + 1e-8)
+    assert columns[1]["advantages"] == pytest.approx([-half, half], rel=1e-6)
+    assert columns[2]["advantages"].tolist() == [0.0, 0.0]
+
+
+async def test_equal_advantages_everywhere_normalise_to_zero_and_not_to_noise():
+    blocks = [row(1, [0.1, 0.1], [2, 1])]
+    options = {"disable_rewards_normalization": True, "normalize_advantages": True}
+    _, columns, _ = await computed(blocks, global_batch_size=2, **options)
+    assert columns[1]["advantages"].tolist() == [0.0, 0.0, 0.0]
+
+
+def thirds(args, *, loss_masks):
+    return [mask / 3 for mask in loss_masks]
+
+
+async def test_an_own_reducer_is_asked_for_each_step_and_its_weights_hold_the_divisor():
+    blocks = [row(1, [1, 0], [2, 1]), row(2, [0, 1], [1, 1], removed=[1, 0])]
+    path = f"{__name__}.thirds"
+    report, columns, _ = await computed(blocks, global_batch_size=2, custom_pg_loss_reducer_function_path=path)
+    # the trainer divides by 2 and by 1, so the weights are 2 / 3 and 1 / 3; a removed sample has none
+    assert report.divisors == (2.0, 1.0)
+    assert columns[1]["policy_weight"] == pytest.approx([2 / 3] * 3)
+    assert columns[2]["policy_weight"] == pytest.approx([0.0, 1 / 3])
+
+
+async def test_without_advantages_only_weights_are_written():
+    options = {
+        "loss_type": "custom_loss",
+        "custom_loss_function_path": "a.b",
+        "disable_compute_advantages_and_returns": True,
+    }
+    report, columns, _ = await computed([row(1, [1, 0], [2, 1])], global_batch_size=2, **options)
+    assert columns[1].keys() == {"loss_weight"} and report.divisors == (2.0,)

@@ -20,7 +20,7 @@ SINGLE_NODE = """
 """
 CLUSTER = """
     --model_name_or_path Qwen/Qwen3-Omni-70B --dataset_name ./data/large_multimodal_dataset
-    --multimodal_keys text,image,video --train_mode fully_async --num_nodes 16 --tp_size 1 --pp_size 1
+    --multimodal_keys text,image,video --algorithm GSPO --train_mode fully_async --num_nodes 16 --tp_size 1 --pp_size 1
     --rollout_nodes 8 --train_nodes 8
 """
 ROW = {
@@ -82,6 +82,15 @@ def test_the_cluster_command_gives_each_side_its_nodes() -> None:
     assert config.origin("resource") == "alias --num_nodes, advantages derived"
 
 
+def test_the_cluster_command_trains_by_gspo() -> None:
+    config = parse(CLUSTER, machine=Machine(gpus=8, sglang=True))
+    assert config.checkpoint.hf_checkpoint == "Qwen/Qwen3-Omni-70B"
+    assert config.data.prompt_data == "./data/large_multimodal_dataset"
+    assert config.data.multimodal_keys == {"image": "images", "video": "video_key"}
+    assert (config.algorithm.advantage_estimator, config.algorithm.loss_reduction) == ("gspo", "sample_mean")
+    assert config.not_started == ()
+
+
 def test_parallel_sizes_become_megatron_flags() -> None:
     with pytest.raises(
         ConfigError, match="--pipeline-model-parallel-size 4 has no counterpart on --train-backend fsdp"
@@ -116,7 +125,9 @@ def test_a_wrong_alias_is_an_error(text: str, problem: str) -> None:
     assert problem in str(caught.value)
 
 
-@pytest.mark.parametrize(("spelling", "name"), [("GSPO", "gspo"), ("SAPO", "sapo"), ("GRPO", "grpo"), ("gspo", "gspo")])
+@pytest.mark.parametrize(
+    ("spelling", "name"), [("GSPO", "gspo"), ("SAPO", "sapo"), ("GRPO", "grpo"), ("gspo", "gspo")]
+)
 def test_an_algorithm_is_named_in_any_case(spelling: str, name: str) -> None:
     config = parse(f"{SHORT} --algorithm {spelling}")
     assert (config.algorithm.advantage_estimator, config.origin("advantage_estimator")) == (name, "alias --algorithm")

@@ -156,7 +156,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "two KL terms": (
         {"kl_coef": 0.1, "kl_loss_coef": 0.1, "use_kl_loss": True},
-        "--kl-coef and --kl-loss-coef exclude each other",
+        "--kl-coef and --kl-loss-coef exclude each other, keep one",
     ),
     "a KL in the reward of grpo": ({"kl_coef": 0.1}, "--kl-coef 0.1 has no effect with --advantage-estimator grpo"),
     "a KL weight without its switch": (
