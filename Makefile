@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq $(PIP_ARGS)
 # One thread a process: a run has several processes, and exact mode needs it.
 ONE_THREAD := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false RAY_USAGE_STATS_ENABLED=0
 
-.PHONY: help venv dev demo test test-sglang check format docs clean
+.PHONY: help venv dev demo test test-sglang mutants check format docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -53,6 +53,9 @@ test: venv ## all tests that this machine can run; the others are skipped with a
 
 test-sglang: venv .venv-sglang/.installed ## the engine tests and five training steps with the real SGLang on this CPU
 	@$(ONE_THREAD) $(BIN)/python -m benchmarks.sglang_cpu $(ARGS)
+
+mutants: dev ## plant faults in the algorithm files; every one must fail a test (half an hour). ARGS="--only gspo,reduce"
+	@$(ONE_THREAD) nice -n 10 $(BIN)/python -m benchmarks.mutants $(ARGS)
 
 check: dev ## format, lint, types, unit tests
 	@$(BIN)/ruff format --check .

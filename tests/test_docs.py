@@ -201,7 +201,7 @@ def test_the_pages_have_commands():
         "make demo ARGS=--modality=smell",
         "python train.py --hf-checkpoint m --prompt-data p --rm-type math --rollout-batch-size 4 --num-rollouts 2",
         "python train.py --rollout-temprature 1.0 ...",
-        "python train.py --advantage-estimator gspo ...",
+        "python train.py --advantage-estimator gspoo ...",
         "relax why --step 1",
         "relax wyh --run runs/first",
         "python -m benchmarks.bus --tokns 3",

@@ -1,9 +1,10 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """A contract test for a loss of your own: run it on your function before you train with it.
 
+    python -m relax.algorithms.contract my_losses.surrogate         # what --custom-loss-function-path will name
+
     from relax.algorithms.contract import check_loss
-    check_loss("my_losses.surrogate")                     # --custom-loss-function-path
-    check_loss("my_losses.surrogate", args={"tau": 2.0})  # with the flags that it reads
+    check_loss("my_losses.surrogate", args={"tau": 2.0})            # with what it reads of the flags
 
 It raises where the function returns something else than one number a token, and AssertionError with a sentence where
 its gradient depends on how a step is cut into micro-batches, on the order of samples, or on what stands under
@@ -12,6 +13,9 @@ the mask.
 
 from __future__ import annotations
 
+import argparse
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +25,7 @@ import torch
 
 from relax.algorithms.loss import LossFunction, TokenBatch
 from relax.algorithms.options import AlgorithmOptions, build_loss
+from relax.utils.errors import RelaxError
 
 TOLERANCE = 1e-9  # float64
 LENGTHS = (4, 1, 6, 3, 5)
@@ -102,3 +107,19 @@ def _gradients(loss: LossFunction, samples: _Samples, parts: Sequence[Sequence[i
 def _same(found: Sequence[np.ndarray], expected: Sequence[np.ndarray], sentence: str) -> None:
     for a, b in zip(found, expected, strict=True):
         assert np.allclose(a, b, rtol=0.0, atol=TOLERANCE), sentence
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="contract", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("path", help="import path of the loss")
+    path = parser.parse_args().path
+    sys.path.insert(0, os.getcwd())
+    try:
+        check_loss(path)
+    except (AssertionError, RelaxError) as error:
+        raise SystemExit(f"error: {error}") from None
+    print(f"{path}: one number a token, whatever the cut, the order and the padding")
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,7 @@ user's, a group's numbers follow from the group alone, so a rollout may come in 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +49,23 @@ class RolloutAdvantages(NamedTuple):
     tokens: TokenAdvantages | None  # None: --disable-compute-advantages-and-returns
 
 
+def _advantage_function(path: str) -> Callable[..., Any]:
+    keywords = ("rewards", "groups", "loss_masks", "columns")
+    return load_callable(path, flag=ADVANTAGE_FLAG, positional=("args",), keywords=keywords)
+
+
+def _reducer_function(path: str) -> Callable[..., Any]:
+    return load_callable(path, flag=REDUCER_FLAG, positional=("args",), keywords=("loss_masks",))
+
+
+def check_functions(options: AlgorithmOptions) -> None:
+    """Raise ConfigError for a function of the user's that cannot be loaded or takes other arguments."""
+    if options.custom_advantage_function_path is not None:
+        _advantage_function(options.custom_advantage_function_path)
+    if options.custom_pg_loss_reducer_function_path is not None:
+        _reducer_function(options.custom_pg_loss_reducer_function_path)
+
+
 def rollout_advantages(rewards: RolloutRewards, options: AlgorithmOptions) -> RolloutAdvantages:
     result = group_advantages(rewards.reward_S, rewards.group_S, **options.advantage_rules())
     use = sample_use(result, rewards.removed_S, zero_variance=options.zero_variance)
@@ -68,10 +85,7 @@ def rollout_advantages(rewards: RolloutRewards, options: AlgorithmOptions) -> Ro
 def _custom_advantages(rewards: RolloutRewards, options: AlgorithmOptions) -> list[np.ndarray]:
     """advantages(args, *, rewards, groups, loss_masks, columns): for each sample a number, or one a token."""
     path = options.custom_advantage_function_path or ""
-    function = load_callable(
-        path, flag=ADVANTAGE_FLAG, positional=("args",), keywords=("rewards", "groups", "loss_masks", "columns")
-    )
-    returned = function(
+    returned = _advantage_function(path)(
         options.args,
         rewards=rewards.reward_S.copy(),
         groups=rewards.group_S.copy(),
@@ -90,9 +104,8 @@ def custom_weights(
     masks of samples that do not train are all 0 here, and whatever weight the function gives them is taken as 0.
     """
     path = options.custom_pg_loss_reducer_function_path or ""
-    function = load_callable(path, flag=REDUCER_FLAG, positional=("args",), keywords=("loss_masks",))
     heard = [np.array(mask) * bool(used) for mask, used in zip(masks, counted, strict=True)]
-    returned = function(options.args, loss_masks=[mask.copy() for mask in heard])
+    returned = _reducer_function(path)(options.args, loss_masks=[mask.copy() for mask in heard])
     weights = per_token(returned, [len(mask) for mask in heard], flag=REDUCER_FLAG, path=path)
     return [weight * (mask > 0) for weight, mask in zip(weights, heard, strict=True)]
 

@@ -13,6 +13,7 @@ from relax.algorithms.reduce import StepReduction, divisor_of, step_reduction
 from relax.algorithms.rollout_advantages import (
     RolloutAdvantages,
     RolloutRewards,
+    check_functions,
     custom_weights,
     kl_penalty,
     rollout_advantages,
@@ -37,6 +38,7 @@ class Advantages(Role):
         self, *, bus: Bus, options: AlgorithmOptions, group_size: int, global_batch_size: int, deadline_s: float
     ) -> None:
         super().__init__()
+        check_functions(options)
         self._bus, self._options, self._deadline_s = bus, options, deadline_s
         self._tables = ("rollout", "ref") if options.kl_coef else ("rollout",)
         self._aligned = options.advantage_columns

@@ -30,6 +30,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "--dynamic-sampling-filter-path": ("args", "samples"),
     "--rollout-sample-filter-path": ("args", "groups"),
     "--custom-prompt-path": ("prompt", "row"),
+    "--custom-loss-function-path": ("args", "batch"),
 }
 AWAITED = ("--custom-generate-function-path", "--eval-generate-function-path")
 

@@ -13,6 +13,7 @@ import torch
 from benchmarks.papers.responses import example_step
 from relax.algorithms.contract import check_loss
 from relax.algorithms.options import AlgorithmOptions, build_loss
+from relax.algorithms.rollout_advantages import check_functions
 from relax.utils.errors import ConfigError, UserCodeError
 from tests.unit.algorithms.theta import prepared, run_step
 
@@ -196,6 +197,14 @@ def test_what_a_reducer_returns_wrongly_is_said(name, words):
     with pytest.raises(UserCodeError, match=words) as caught:
         prepared(STEP, reduced(name))
     assert f"--custom-pg-loss-reducer-function-path {__name__}.{name}" in str(caught.value)
+
+
+def test_functions_of_other_arguments_are_refused_before_anything_runs():
+    with pytest.raises(ConfigError, match=r"--custom-pg-loss-reducer-function-path.* takes \(batch\)"):
+        check_functions(reduced("of_one_argument"))
+    with pytest.raises(ConfigError, match=r"--custom-advantage-function-path.* takes \(batch\)"):
+        check_functions(custom("of_one_argument"))
+    check_functions(custom("plain_rewards"))
 
 
 # ------------------------------------------------------------------ advantages
