@@ -147,6 +147,10 @@ class TrainBackend(Protocol):
         """Accumulate gradients of sum(objective terms), undivided. May be called several times before `step`."""
         ...
 
+    def measure(self, part: Part, loss: LossFunction) -> StepStats:
+        """The terms of a loss over the part under the current weights, without gradients. Collective."""
+        ...
+
     def step(self, divisor: float) -> StepStats:
         """Sum gradients over ranks, divide by `divisor` once, clip, update, zero. Raises `Divergence` on NaN."""
         ...

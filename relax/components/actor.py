@@ -171,7 +171,7 @@ class Actor(Role):
         self._trained.add(task.rollout_id, (s for part in parts for micro in part.micro_batches for s in micro))
         if task.last:
             self._contained, self._whole_steps = task.rollout_id + 1, self._backend.num_steps
-        return _report(task.rollout_id, stats, seconds, difference, part_checksums(parts))
+        return train_report(task.rollout_id, stats, seconds, difference, part_checksums(parts))
 
     def _scored(self, part: Part, column: str, *, tag: str) -> Part:
         """The part with one more column, computed by a forward pass under the weights `tag`."""
@@ -263,7 +263,7 @@ class Actor(Role):
             await self._blocking(self._publisher.close)
 
 
-def _report(
+def train_report(
     rollout_id: int,
     stats: Sequence[StepStats],
     seconds: dict[str, float],

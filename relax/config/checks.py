@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from relax.algorithms.rules import RunFacts, option_problems, run_problems
 from relax.algorithms.spec import READERS
-from relax.config import supervised_checks
+from relax.config import supervised, supervised_checks
 from relax.config.flags import option_name
 from relax.config.resources import SHARED
+from relax.config.sections import SECTIONS
 from relax.config.support import PENDING
 from relax.utils.errors import ConfigError
 
@@ -23,7 +24,8 @@ Rule = Callable[["RunConfig"], Iterator[str]]
 def check_run(config: RunConfig) -> None:
     """Raise ConfigError with the text of every broken rule, one a line."""
     check_present(config)
-    problems = [problem for rule in RULES for problem in rule(config)]
+    rules = SUPERVISED_RULES if config.is_supervised else RULES
+    problems = [problem for rule in rules for problem in rule(config)]
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -32,11 +34,13 @@ def check_present(config: RunConfig) -> None:
     """What no run can do without. The other rules rely on it."""
     missing = [name for name in ("hf_checkpoint", "prompt_data") if config.value(name) is None]
     lines = [f"{option_name(name)} is missing: {_WHY[name]}" for name in missing]
-    if config.rollout.rollout_batch_size is None:
+    if config.is_supervised:
+        lines += supervised.present(config)
+    elif config.rollout.rollout_batch_size is None:
         lines.append("--rollout-batch-size is missing: prompts of one round (or --global-batch-size, to derive it)")
     if config.rollout.num_rollout is None and config.rollout.num_epoch is None:
         lines.append("--num-rollout (rounds) or --num-epoch (passes over the prompts) is missing")
-    for role in SHARED:
+    for role in () if config.is_supervised else SHARED:
         if role not in config.resource:
             lines.append(f'--resource has no entry "{role}"; it has {", ".join(config.resource)}')
     lines += pending(config)
@@ -316,7 +320,7 @@ def optimizer(config: RunConfig) -> Iterator[str]:
     settings = config.optimizer
     if settings.min_lr > settings.lr:
         yield f"--min-lr {settings.min_lr} is above --lr {settings.lr}"
-    if settings.lr_decay_style != "constant" and settings.lr_decay_iters is None:
+    if settings.lr_decay_style != "constant" and settings.lr_decay_iters is None and not config.is_supervised:
         yield (
             f"--lr-decay-style {settings.lr_decay_style} over --num-epoch needs --lr-decay-iters: the optimizer steps "
             "to --min-lr, warm-up included"
@@ -426,7 +430,17 @@ def media_limits(config: RunConfig) -> Iterator[str]:
         )
 
 
+def supervised_only(config: RunConfig) -> Iterator[str]:
+    """Flags that only --loss-type sft reads."""
+    if config.is_supervised:
+        return
+    for name in SECTIONS["sft"].__dataclass_fields__:
+        if config.value(name) != config.usual_value(name):
+            yield f"{option_name(name)} belongs to --loss-type sft, and --loss-type is {config.algorithm.loss_type}"
+
+
 RULES: tuple[Rule, ...] = (
+    supervised_only,
     prompts,
     media_limits,
     weight_transport,
@@ -449,5 +463,18 @@ RULES: tuple[Rule, ...] = (
     checkpoints,
     determinism,
     rewards,
+    *supervised_checks.RULES,
+)
+# Of the rules above those that hold for supervised fine-tuning as well, and its own.
+SUPERVISED_RULES: tuple[Rule, ...] = (
+    micro_batches,
+    fault_tolerance,
+    metrics_service,
+    conversion,
+    lengths,
+    optimizer,
+    checkpoints,
+    weight_transport,
+    *supervised.RULES,
     *supervised_checks.RULES,
 )

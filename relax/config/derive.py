@@ -16,6 +16,7 @@ from relax.config.flags import option_name
 from relax.config.frozen import freeze
 from relax.config.machine import Machine
 from relax.config.resources import default_resource, parse_resource, split_over_nodes
+from relax.config.supervised import default_roles, derive_supervised, is_supervised
 from relax.config.support import TRAIN_BACKENDS
 from relax.utils.errors import ConfigError
 
@@ -62,11 +63,17 @@ class Values:
 def derive(given: Values, external: ExternalFlags, machine: Machine) -> None:
     """Fill in every value that follows from the given ones, from external flags and from the machine."""
     _from_external(given, external)
+    supervised = is_supervised(given.values)
+    if supervised:
+        derive_supervised(given, machine.sft_shards)
     _batch_sizes(given)
     _decay(given)
     _machine_defaults(given, machine)
     _algorithm(given)
-    _log_prob_source(given)
+    if not supervised:
+        _log_prob_source(given)
+    elif given["resource"] is None:
+        given.fill("resource", default_roles(machine.gpus, given["sft_predict_interval"] is not None))
     _resources(given, machine)
     if given["rollout_max_context_len"] is not None:
         given.fill("rollout_max_prompt_len", given["rollout_max_context_len"] - 1)

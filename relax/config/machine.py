@@ -17,10 +17,16 @@ class Machine:
     gpus: int = 0  # CUDA cards that this process may use
     sglang: bool = False  # SGLang can be imported
     megatron: bool = False  # Megatron Core can be imported
+    sft_shards: str | None = None  # the environment's RELAX_SFT_TQ_SHARDS
 
     @classmethod
     def here(cls) -> Machine:
-        return cls(gpus=visible_gpus(), sglang=_found("sglang"), megatron=_found("megatron"))
+        return cls(
+            gpus=visible_gpus(),
+            sglang=_found("sglang"),
+            megatron=_found("megatron"),
+            sft_shards=os.environ.get("RELAX_SFT_TQ_SHARDS"),
+        )
 
 
 def visible_gpus(devices: Path = Path("/dev")) -> int:

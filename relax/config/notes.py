@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from relax.config import supervised
 from relax.config.flags import option_name
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ NEEDS: dict[str, tuple[str, ...]] = {
 
 def notes(config: RunConfig) -> Iterator[str]:
     """One line each."""
+    if config.is_supervised:
+        yield from supervised.notes(config)
+        return
     yield from _without_effect(config)
     yield from _off_policy(config)
     yield from _unused_roles(config)

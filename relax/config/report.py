@@ -28,6 +28,28 @@ def dry_run_report(config: RunConfig, *, rows: int | None = None) -> dict[str, A
         "batches": batch_arithmetic(config, rows=rows),
         "run": run_facts(config, rows=rows),
         "notes": list(config.notes),
+        **({"sft": supervised_facts(config, rows=rows)} if config.is_supervised else {}),
+    }
+
+
+def supervised_facts(config: RunConfig, *, rows: int | None = None) -> dict[str, Any]:
+    """How rows flow in supervised fine-tuning, and what of them is held out."""
+    sft = config.sft
+    held_out = None if rows is None else config.eval_rows(rows)
+    names = ["--eval-size"] if sft.eval_size is not None else [dataset.name for dataset in config.eval_datasets]
+    return {
+        "train_rows": None if rows is None else rows - config.eval_rows(rows),
+        "held_out_rows": held_out,
+        "evaluation": names,
+        "predictions": None if not config.raises_rollout else f"{config.checkpoint.save}/predict/",
+        "tokens_of_a_micro_batch": config.supervised_capacity,
+        "longer_samples": sft.sft_oversize_strategy,
+        "steps_in_flight": config.steps_in_flight,
+        "rows_on_the_bus": f"{config.sft_shards * config.data_parallel_size if sft.sft_async_prepack else 1} a step",
+        "shards": config.sft_shards,
+        "prefetch": f"{sft.sft_prefetch_buffer_size} samples by {sft.sft_prefetch_num_workers} workers, "
+        f"{sft.sft_prefetch_chunk_size} at a time",
+        "loss_averaged_over": config.algorithm.loss_reduction,
     }
 
 
@@ -71,10 +93,12 @@ def run_facts(config: RunConfig, *, rows: int | None = None) -> dict[str, Any]:
     """Mode, staleness, log-prob source, checkpoints and cards."""
     return {
         "mode": config.mode,
-        "shares_cards": config.cluster.colocate,
+        "shares_cards": config.shares_cards and config.raises_rollout,
         "max_staleness": config.cluster.max_staleness,
         "max_open_groups": config.max_open_groups,
-        "old_log_probs": {
+        "old_log_probs": None
+        if config.is_supervised
+        else {
             "source": config.old_log_probs,
             "meaning": _OLD_LOG_PROBS[config.old_log_probs],
             "computed_by": config.old_log_probs_role,
@@ -82,7 +106,7 @@ def run_facts(config: RunConfig, *, rows: int | None = None) -> dict[str, Any]:
         "reference": config.uses_kl,
         "data_rows": rows,
         "checkpoints": checkpoint_ids(config, total_rounds(config, rows)),
-        "resources": resource_table(config.resource, colocate=config.cluster.colocate).splitlines(),
+        "resources": resource_table(config.placed, colocate=config.shares_cards).splitlines(),
         "engines": config.num_engines,
         "backends": backends_text(config),
         "gradient_checkpointing": config.gradient_checkpointing,

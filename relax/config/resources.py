@@ -16,10 +16,9 @@ from relax.utils.errors import ConfigError
 if TYPE_CHECKING:
     from relax.config.run import RunConfig
 
-ROLES = ("actor", "rollout", "advantages", "reference", "actor_fwd")
+ROLES = ("actor", "rollout", "advantages", "reference", "actor_fwd", "sft")
 KNOWN_LATER = {
     "critic": "PPO",
-    "sft": "SFT",
     "genrm": "GenRM judges",
     "teacher": "on-policy distillation",
     "reward": "reward services",

@@ -35,9 +35,11 @@ from relax.config.sections import (
     OptimizerConfig,
     RewardConfig,
     RolloutConfig,
+    SftConfig,
     TaskConfig,
     TrainConfig,
 )
+from relax.config.supervised import held_out_rows, is_supervised
 from relax.config.support import NOT_STARTED
 from relax.config.view import HookArgs
 from relax.utils.errors import ConfigError, InternalError
@@ -62,6 +64,7 @@ class RunConfig:
     checkpoint: CheckpointConfig
     reward: RewardConfig
     logging: LoggingConfig
+    sft: SftConfig
     external: ExternalFlags = field(default_factory=ExternalFlags)
     eval_datasets: tuple[EvalDataset, ...] = ()
     custom: FrozenDict = field(default_factory=FrozenDict)  # keys of --custom-config-path, for hooks only
@@ -123,6 +126,41 @@ class RunConfig:
         return "fully_async" if self.cluster.fully_async else "colocate"
 
     @property
+    def is_supervised(self) -> bool:
+        """Rows are trained on as they are: no sampling, no rewards."""
+        return is_supervised({"loss_type": self.algorithm.loss_type})
+
+    @property
+    def raises_rollout(self) -> bool:
+        """Engines are started: always in reinforcement learning, in supervised fine-tuning for predictions only."""
+        return not self.is_supervised or self.sft.sft_predict_interval is not None
+
+    @property
+    def shares_cards(self) -> bool:
+        """Actor and rollout hold the same cards: asked for by --colocate, and the rule in supervised fine-tuning."""
+        return self.cluster.colocate or self.is_supervised
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps of supervised fine-tuning that may be produced and not trained yet."""
+        return max(self.sft.sft_max_in_flight_steps, self.cluster.max_staleness + 1)
+
+    @property
+    def supervised_capacity(self) -> int:
+        """Tokens of one micro-batch over the ranks that compute it together."""
+        return resolved(self.train.max_tokens_per_gpu) * self.external.megatron("context-parallel-size", 1)
+
+    def eval_rows(self, rows: int) -> int:
+        """Rows of --prompt-data that --eval-size holds out."""
+        size = self.sft.eval_size
+        return 0 if size is None else held_out_rows(size, rows)
+
+    @property
+    def sft_shards(self) -> int:
+        """Partitions of one step of supervised fine-tuning."""
+        return resolved(self.sft.sft_tq_shards)
+
+    @property
     def overlaps(self) -> bool:
         """Engines generate while the trainer works."""
         return self.mode != "colocate"
@@ -165,6 +203,7 @@ class RunConfig:
     def num_rollouts(self, rows: int) -> int:
         """Rounds of the run on a data set of `rows` prompts: the smaller of --num-rollout and --num-epoch."""
         limits = [self.rollout.num_rollout] if self.rollout.num_rollout is not None else []
+        rows -= self.eval_rows(rows)
         if self.rollout.num_epoch is not None:
             limits.append(self.rollout.num_epoch * rows // self.prompts_per_rollout)
         if min(limits) < 1:
@@ -183,7 +222,12 @@ class RunConfig:
 
     @property
     def needed_gpus(self) -> int:
-        return needed_gpus(self.resource, colocate=self.cluster.colocate)
+        return needed_gpus(self.placed, colocate=self.shares_cards)
+
+    @property
+    def placed(self) -> dict[str, RoleResource]:
+        """The roles that are started; supervised fine-tuning without predictions starts no rollout."""
+        return {role: entry for role, entry in self.resource.items() if role != "rollout" or self.raises_rollout}
 
     @property
     def gpus_per_node(self) -> int:
@@ -192,7 +236,8 @@ class RunConfig:
 
     @property
     def num_engines(self) -> int:
-        return self.resource["rollout"].gpus // self.cluster.rollout_num_gpus_per_engine
+        entry = self.placed.get("rollout")
+        return 0 if entry is None else entry.gpus // self.cluster.rollout_num_gpus_per_engine
 
     @property
     def model_parallel_size(self) -> int:

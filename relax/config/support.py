@@ -42,18 +42,18 @@ _LATER = {
         autoscaler-config scale-out-partial-success-policy enable-affinity rollout-external
         rollout-external-engine-addrs
     """,
-    "data reading by every rank": """
-        per-rank-fetch polling-mode
+    "reading of the bus without polling": """
+        polling-mode
     """,
-    "length balancing over ranks": """
-        balance-data use-dynamic-global-batch-size
+    "batch sizes that follow what was accepted": """
+        use-dynamic-global-batch-size
     """,
     "own filters of the sample buffer": """
         buffer-filter-path
     """,
     "own rollout and data-source classes": """
         rollout-function-path eval-function-path data-source-path disable-rollout-global-dataset
-        custom-dataset-class custom-dataset-class-path rollout-data-postprocess-path
+        rollout-data-postprocess-path
         custom-convert-samples-to-train-data-path rollout-all-samples-process-path disable-rollout-trim-samples
         custom-rollout-log-function-path custom-eval-rollout-log-function-path
     """,
@@ -73,7 +73,7 @@ _LATER = {
         use-routing-replay use-rollout-routing-replay optimize-routing-replay
     """,
     "SFT": """
-        eval-size conversation-key-map loss-mask-type
+        loss-mask-type
     """,
     "deferred and categorised rewards": """
         defer-reward-to-post-process

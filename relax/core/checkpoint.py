@@ -48,6 +48,7 @@ class RunState:
     finished_groups: tuple[StoredGroup, ...] = ()  # finished, not contained; in the order in which they are bound
     journal: Mapping[str, int] = field(default_factory=dict)  # {writer: its lines below this sequence number count}
     reference_version: int = 0  # weight version of the reference; 0: the initial one, which is not stored
+    order: str = ""  # digest of what decides which row comes when, in supervised fine-tuning
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)

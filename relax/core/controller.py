@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from relax.components.messages import Roles
+from relax.components.sft_messages import SftRoles
 from relax.config.run import RunConfig
 from relax.core.build import algorithm_options, tables
 from relax.core.critical_path import critical_path
@@ -30,6 +31,8 @@ from relax.core.run_folder import (
     result_folder,
     write_description,
 )
+from relax.core.sft_loop import SftLoop
+from relax.core.sft_run import make_sft_loop
 from relax.core.sinks import make_sinks
 from relax.core.step_metrics import StepMetrics
 from relax.core.training_loop import LoopSettings, TrainingLoop
@@ -76,7 +79,7 @@ class Deployment(Protocol):
         """The HTTP side of the metrics service; None where it is off."""
         ...
 
-    async def start(self) -> Roles: ...
+    async def start(self) -> Roles | SftRoles: ...
 
     async def published(self, manifest: WeightManifest, engines: Mapping[str, int]) -> None:
         """A version was published, and these engines hold those versions."""
@@ -180,19 +183,24 @@ class Run:
     deployment: Deployment
     journal: FileJournal
     clock: Clock = field(default_factory=RealClock)
-    loop: TrainingLoop | None = None
+    loop: TrainingLoop | SftLoop | None = None
     metrics_link: MetricsLink | None = None
 
     async def train(self) -> None:
         roles = await self.deployment.start()
         if roles.facts.get("http"):
             print(f"http: {roles.facts['http']}", flush=True)
-        await self._tell_exactness(roles)
-        self.loop = await make_loop(self.config, self.folder, roles, self.journal, self.clock, self.run_id)
+        if isinstance(roles, SftRoles):
+            add_facts(self.folder, device=roles.facts["actor"].device)
+            self.loop = await make_sft_loop(self.config, self.folder, roles, self.journal, self.clock, self.run_id)
+            keeping = []
+        else:
+            await self._tell_exactness(roles)
+            self.loop = await make_loop(self.config, self.folder, roles, self.journal, self.clock, self.run_id)
+            pool = self.deployment.engines
+            keeping = [EngineKeeper(self.loop, pool, keeper_settings(self.config)).run()] if pool is not None else []
         self.loop.on_versions = self.deployment.published
-        parts = [self.deployment.watch(), _flush(self.journal, self.clock), self.loop.run()]
-        if (pool := self.deployment.engines) is not None:
-            parts.insert(1, EngineKeeper(self.loop, pool, keeper_settings(self.config)).run())
+        parts = [self.deployment.watch(), *keeping, _flush(self.journal, self.clock), self.loop.run()]
         if (door := self.deployment.metrics_door) is not None:
             self.metrics_link = MetricsLink(self.loop.metrics.collector, door, self.clock)
             parts.append(self.metrics_link.run())
@@ -253,7 +261,11 @@ class Run:
 
     async def _end_metrics(self) -> None:
         if self.loop is not None:
-            line = critical_path(self.loop.metrics.steps, shared=self.config.mode == "colocate")
+            line = critical_path(
+                self.loop.metrics.steps,
+                shared=self.config.mode == "colocate",
+                supervised=self.config.is_supervised,
+            )
             if line is not None:
                 print(line, flush=True)
             if self.metrics_link is not None:
@@ -278,11 +290,13 @@ async def _first_end(*parts: Coroutine[Any, Any, None]) -> None:
 def deploy(config: RunConfig, run_dir: Path, shared_dir: Path) -> Deployment:
     if config.cluster.inline:
         from relax.core.inline import InlineDeployment
+        from relax.core.sft_inline import SftInlineDeployment
 
-        return InlineDeployment(config, run_dir, shared_dir)
+        return (SftInlineDeployment if config.is_supervised else InlineDeployment)(config, run_dir, shared_dir)
     from relax.core.deploy import RayDeployment
+    from relax.core.sft_deploy import SftRayDeployment
 
-    return RayDeployment(config, run_dir, shared_dir)
+    return (SftRayDeployment if config.is_supervised else RayDeployment)(config, run_dir, shared_dir)
 
 
 async def make_loop(

@@ -37,6 +37,13 @@ ADVICE = {
 }
 
 
+SUPERVISED_ADVICE = {
+    "perf/wait_s/actor": "the producer is the limit: let it run ahead (--sft-max-in-flight-steps), give it workers "
+    "(--sft-prefetch-num-workers, --mm-processor-pool-size) or shards (RELAX_SFT_TQ_SHARDS)",
+    REST: "evaluation, prediction and control take most of it: see --eval-interval and --sft-predict-interval",
+}
+
+
 def parts_of(step: Mapping[str, float]) -> dict[str, float]:
     """Seconds of each part of one step that was measured, and what is left of its wall time."""
     found = {name: step[name] for name, _ in PARTS if name in step}
@@ -44,11 +51,12 @@ def parts_of(step: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-def critical_path(steps: Sequence[Mapping[str, float]], *, shared: bool) -> str | None:
+def critical_path(steps: Sequence[Mapping[str, float]], *, shared: bool, supervised: bool = False) -> str | None:
     """The line, from the metrics of all steps; None for a run too short to tell.
 
     Args:
         shared: actor and rollout take turns (colocate), so that waiting for samples is generation itself.
+        supervised: samples come from a producer.
     """
     later = [step for step in steps[WARM_UP_STEPS:] if "perf/step_s" in step]
     if not later:
@@ -68,7 +76,8 @@ def critical_path(steps: Sequence[Mapping[str, float]], *, shared: bool) -> str 
         if sums.get(name, 0.0) >= MIN_SHARE * total
     ]
     longest = max(sums, key=lambda name: sums[name])
-    advice = _waiting_advice(later, shared=shared) if longest == "perf/wait_s/actor" else ADVICE[longest]
+    known = {**ADVICE, **(SUPERVISED_ADVICE if supervised else {})}
+    advice = known[longest] if longest in known else _waiting_advice(later, shared=shared)
     return f"critical path of a step, {total / len(later):.2f} s: {', '.join(told)}; {advice}"
 
 

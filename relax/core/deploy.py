@@ -89,14 +89,14 @@ class RayDeployment:
 
     # ------------------------------------------------------------------ start
 
-    async def start(self) -> Roles:
+    async def start(self) -> Any:
         """Bring everything up. The first failure is raised as it is, once the other tasks have been cancelled."""
         try:
             return await self._start()
         except BaseExceptionGroup as group:
             raise first_error(group) from None
 
-    async def _start(self) -> Roles:
+    async def _start(self) -> Any:
         config = self._config
         if config.cluster.serve_http and not joins_cluster():
             check_port_is_free(config.cluster.serve_host, config.cluster.serve_port)
@@ -105,23 +105,23 @@ class RayDeployment:
         self._logs = ServeLogs(cluster.session)
         for name in ("controller", "router"):
             self._link_log(name)
-        colocate, card = config.cluster.colocate, cluster.card
+        colocate, card = config.shares_cards, cluster.card
         if card == "GPU":
-            check_fits(config.resource, colocate=colocate, available=cluster.gpus)
+            check_fits(config.placed, colocate=colocate, available=cluster.gpus)
         elif card is not None:
-            check_slots(config.resource, colocate=colocate, total=cluster.slots, free=cluster.free_slots)
+            check_slots(config.placed, colocate=colocate, total=cluster.slots, free=cluster.free_slots)
         else:
             logger.info(
                 "the cluster has no GPUs and no slots: cards are processes on this node, as many as are asked for"
             )
         self._spread = card is not None and spreads(
-            config.resource,
+            config.placed,
             colocate=colocate,
             here=cluster.here.get(card, 0.0),
             transport=config.cluster.checkpoint_engine_backend,
         )
         self._placement = Placement(
-            config.resource,
+            config.placed,
             colocate=colocate,
             card=card,
             node=None if self._spread else cluster.node,
@@ -133,36 +133,46 @@ class RayDeployment:
             num_data_storage_units=config.cluster.num_data_storage_units,
             bell=None if self._spread else self._shared_dir / "bus-writes",  # no file rings on other nodes
         )
-        self._router = RouterProcess(
-            clock=RealClock(),
-            log_path=self._folder.log("router"),
-            host=cluster.host if self._spread else LOOPBACK,
-            extra_args=config.external.argv("router"),
-        )
         async with asyncio.TaskGroup() as starting:
             attachment = starting.create_task(self._in_thread(self._bus.start))
-            router = starting.create_task(self._router.start())
+            router = starting.create_task(self._start_router(cluster.host))
             engines = starting.create_task(self.engines.start_first(spread=self._spread))
             ranks = starting.create_task(self._rank_environment())
             if config.cluster.serve_http:
                 starting.create_task(self._in_thread(lambda: self._start_doors(card)))
-        await router
-        urls = engines.result()
-        for url in urls.values():
-            await self._router.add_worker(url)
         await ranks
         wiring = Wiring(
             run_dir=self._folder.root,
             shared_dir=self._shared_dir,
-            router_host=self._router.host,
-            router_port=self._router.port,
+            **await self._routed(router.result(), engines.result()),
             bus_attachment=attachment.result(),
-            engine_urls=urls,
+            engine_urls=engines.result(),
             namespace=self._namespace,
             metrics_url=f"{self.http_address}/metrics" if self.metrics_door is not None else None,
             actor_host=(await self._await(self._workers["actor-0"].ready.remote(), "actor-0"))["host"],
         )
         return await self._build_roles(wiring)
+
+    async def _start_router(self, host: str) -> RouterProcess | None:
+        """The router in front of the engines; None in a run without engines."""
+        if not self._config.raises_rollout:
+            return None
+        self._router = RouterProcess(
+            clock=RealClock(),
+            log_path=self._folder.log("router"),
+            host=host if self._spread else LOOPBACK,
+            extra_args=self._config.external.argv("router"),
+        )
+        await self._router.start()
+        return self._router
+
+    async def _routed(self, router: RouterProcess | None, urls: Mapping[str, str]) -> dict[str, Any]:
+        """Give the engines to the router -> its address, as the wiring has it."""
+        if router is None:
+            return {}
+        for url in urls.values():
+            await router.add_worker(url)
+        return {"router_host": router.host, "router_port": router.port}
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         """Blocking start-up work. A cancelled caller leaves the thread running, so `stop` waits for it."""
@@ -241,7 +251,7 @@ class RayDeployment:
             env |= {"MASTER_ADDR": first["host"], "MASTER_PORT": str(port)}
             await self._await(self._workers[f"actor-{rank}"].set_env.remote(env), f"actor-{rank}")
 
-    async def _build_roles(self, wiring: Wiring) -> Roles:
+    async def _build_roles(self, wiring: Wiring) -> Any:
         config, build = self._config, "relax.core.build:"
         ranks = range(config.resource["actor"].gpus)
         forward = [role for role in FORWARD_ROLES if role in config.resource]
@@ -272,6 +282,11 @@ class RayDeployment:
     def _handle(self, worker: str, role: str) -> Any:
         return RemoteRole(role, self._workers[worker], self._folder.log(worker))
 
+    def _doors(self) -> dict[str, str]:
+        """{role: worker} of the roles that have routes."""
+        doors = {"rollout": "rollout", "actor": "actor-0", "advantages": "rollout"}
+        return doors | {role: role for role in FORWARD_ROLES if role in self._config.resource}
+
     def _start_doors(self, card: str | None) -> None:
         """One proxy, one application a role, all at once."""
         from ray import serve
@@ -283,8 +298,7 @@ class RayDeployment:
         self._serving = True
         logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its import has set another level
         serve.start(http_options={"host": section.serve_host, "port": port})
-        doors = {"rollout": "rollout", "actor": "actor-0", "advantages": "rollout"}
-        doors |= {role: role for role in FORWARD_ROLES if role in self._config.resource}
+        doors = self._doors()
         targets = [
             serve.RunTarget(role_app(role, worker, self._namespace), name=role, route_prefix=f"/{role}")
             for role, worker in doors.items()
@@ -320,12 +334,12 @@ class RayDeployment:
 
     async def watch(self) -> None:
         """Raise when a process that the run needs has died; cancelled when the run ends."""
-        assert self._router is not None
         assert self._bus is not None
         try:
             async with asyncio.TaskGroup() as watching:
                 watching.create_task(self._bus.watch())
-                watching.create_task(self._watch_router(self._router))
+                if self._router is not None:
+                    watching.create_task(self._watch_router(self._router))
                 for name in self._workers:
                     if not name.startswith("engine-"):
                         watching.create_task(self._watch_worker(name))

@@ -93,7 +93,8 @@ def control_app(
     async def call(method: str, *args: Any) -> Any:
         return await call_worker(roles["rollout"], namespace, "rollout", method, *args)
 
-    add_scale_route(http, call, functools.partial(room_for_engines, card, cards_per_engine))
+    if "rollout" in roles:
+        add_scale_route(http, call, functools.partial(room_for_engines, card, cards_per_engine))
 
     @serve.deployment(name="control", num_replicas=1, ray_actor_options=DOOR_OPTIONS, max_ongoing_requests=100)
     @serve.ingress(http)

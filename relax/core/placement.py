@@ -46,7 +46,8 @@ class Placement:
         """`card` is the resource that is counted as cards; None: a card is no more than a process on `node`. `node` is
         the resource of the one node that all bundles go to, None to let them go to any."""
         self._colocate, self._card, self._node = colocate, card, node
-        self._engine_cards, self._cards_per_engine = resource["rollout"].gpus, cards_per_engine
+        self._engine_cards = resource["rollout"].gpus if "rollout" in resource else 0
+        self._cards_per_engine = cards_per_engine
         self._sizes = group_sizes(resource, colocate=colocate)
         self._groups: dict[str, Any] = {}
         self._order: dict[str, list[int]] = {}

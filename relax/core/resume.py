@@ -88,7 +88,11 @@ async def _undone(loop: TrainingLoop, resumption: Resumption) -> Mapping[str, tu
     if loop.settings.save_dir != resumption.run.root:
         return {}
     ends = {"driver": loop.journal.first_seq, "rollout": await loop.roles.rollout.sync(())}
-    cuts = resumption.state.journal
+    return undone_lines(ends, resumption.state.journal)
+
+
+def undone_lines(ends: Mapping[str, int], cuts: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """{writer: (first, end)} of lines at or behind the checkpoint's position, for writers that have some."""
     return {writer: (cuts[writer], end) for writer, end in ends.items() if cuts.get(writer, end) < end}
 
 

@@ -37,7 +37,8 @@ class ProcessorPool:
         prepared = await pool.run(PromptBuilder.build, row)
     """
 
-    def __init__(self, size: int, *, setup: Callable[[], Any] | None = None) -> None:
+    def __init__(self, size: int, *, setup: Callable[[], Any] | None = None, threads: int | None = None) -> None:
+        """`threads` is the size of the thread form; None: by the machine."""
         if size < 0:
             raise ConfigError(f"--mm-processor-pool-size must be >= 0, got {size}")
         self._setup = setup
@@ -48,7 +49,7 @@ class ProcessorPool:
             context = multiprocessing.get_context("spawn")
             self._executor = ProcessPoolExecutor(size, mp_context=context, initializer=_start, initargs=(setup,))
         else:
-            threads = min(MAX_THREADS, os.cpu_count() or 1)
+            threads = threads or min(MAX_THREADS, os.cpu_count() or 1)
             self._executor = ThreadPoolExecutor(threads, thread_name_prefix="relax-prepare")
             self._thread_state = setup() if setup is not None else None
 

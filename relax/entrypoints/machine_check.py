@@ -52,7 +52,7 @@ def cards(config: RunConfig, gpus: int, memory: int) -> Iterator[str]:
         return
     if gpus:
         try:
-            check_fits(config.resource, colocate=config.cluster.colocate, available=gpus)
+            check_fits(config.placed, colocate=config.shares_cards, available=gpus)
         except ConfigError as error:
             yield str(error)
     elif config.needed_gpus * SLOT_BYTES > memory:

@@ -50,7 +50,11 @@ def preflight(config: RunConfig) -> Findings:
     assert config.data.prompt_data is not None
     rows = FileRows(config.data.prompt_data)
     try:
-        notes = check_data(config, rows, [*model_problems(config)])
+        if config.is_supervised:
+            from relax.entrypoints.sft_check import check_supervised_data as check
+        else:
+            check = check_data
+        notes = check(config, rows, [*model_problems(config)])
         problems = [*checkpoint_problems(config, rows.digest)]
         now = [*machine_problems(config), *tracker_problems(config, installed)]
         if config.cluster.dry_run:  # a dry run may describe a run of later, or of another machine
@@ -70,8 +74,9 @@ def left_over(config: RunConfig, rows: int) -> Iterator[str]:
     epochs, batch = config.rollout.num_epoch, config.prompts_per_rollout
     if epochs is None:
         return
+    rows -= config.eval_rows(rows)
     rounds, left = divmod(epochs * rows, batch)
-    if left and config.num_rollouts(rows) == rounds:  # else --num-rollout ends the run before
+    if left and (config.rollout.num_rollout or rounds) >= rounds:  # else --num-rollout ends the run before
         yield (
             f"--num-epoch {epochs} of {rows} prompts is {rounds} rounds of {batch}: the last {left} prompts are not "
             "trained"

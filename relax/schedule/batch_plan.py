@@ -11,6 +11,7 @@ in the same order.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -157,3 +158,45 @@ def _micro_batches(
     else:
         cuts = cut_by_count(len(uids), micro_batch_size or 1)
     return [tuple(uids[start:end]) for start, end in cuts]
+
+
+def plan_units(
+    units: Sequence[Sequence[tuple[Uid, int]]], *, dp_size: int, max_tokens: int, balance: bool
+) -> tuple[tuple[tuple[Uid, ...], ...], ...]:
+    """`[rank][m]` of one optimizer step: units, each a sequence of (uid, length), stay whole in a micro-batch.
+
+    With `balance`, as few micro-batches as hold all tokens, equally full: the longest unit goes to the one with fewest
+    tokens so far (Graham's LPT rule), and the fullest micro-batches are computed beside each other. Without it,
+    next-fit in the order of the units. A unit above `max_tokens` has a micro-batch of its own.
+    """
+    lengths = [sum(length for _, length in unit) for unit in units]
+    cuts = _equal_bins(lengths, dp_size, max_tokens) if balance else _next_fit(lengths, dp_size, max_tokens)
+    micro = [tuple(uid for place in cut for uid, _ in units[place]) for cut in cuts]
+    return tuple(tuple(micro[rank::dp_size]) for rank in range(dp_size))
+
+
+def _next_fit(lengths: Sequence[int], dp_size: int, max_tokens: int) -> list[list[int]]:
+    cuts = [list(range(start, end)) for start, end in cut_by_tokens(lengths, max_tokens)]
+    return cuts + [[]] * (-len(cuts) % dp_size)
+
+
+def _equal_bins(lengths: Sequence[int], dp_size: int, max_tokens: int) -> list[list[int]]:
+    """A multiple of `dp_size` bins, by falling load; the places in a bin in order."""
+    order = sorted(range(len(lengths)), key=lambda place: (-lengths[place], place))
+    alone = [length for length in lengths if length > max_tokens]
+    least = len(alone) - (sum(alone) - sum(lengths)) // max_tokens  # rounded up
+    count = max(1, -(-least // dp_size)) * dp_size
+    while True:
+        bins: list[list[int]] = [[] for _ in range(count)]
+        heap = [(0, number) for number in range(count)]  # (tokens so far, bin)
+        fits = True
+        for place in order:
+            load, number = heapq.heappop(heap)
+            fits &= not bins[number] or load + lengths[place] <= max_tokens
+            bins[number].append(place)
+            heapq.heappush(heap, (load + lengths[place], number))
+        if fits:
+            loads = {number: load for load, number in heap}
+            by_load = sorted(range(count), key=lambda number: (-loads[number], number))
+            return [sorted(bins[number]) for number in by_load]
+        count += dp_size

@@ -67,8 +67,9 @@ def step_text(step: int, total: int, metrics: Mapping[str, float], speed: float 
     parts = [f"step {step + 1}/{total}"]
     if "rollout/reward/mean" in metrics:
         parts.append(f"reward {metrics['rollout/reward/mean']:.3f}")
-    if "train/sft_loss" in metrics:
-        parts.append(f"loss {metrics['train/sft_loss']:.3f}")
+    loss = metrics.get("train/sft_loss", metrics.get("train/loss") if "sft/rows" in metrics else None)
+    if loss is not None:
+        parts.append(f"loss {loss:.3f}")
     if speed is not None:
         parts.append(f"{speed:.0f} tokens/s")
     if "rollout/staleness_steps/max" in metrics:

@@ -38,7 +38,7 @@ VARIABLE = "RELAX_FAULTS"
 POINTS: Mapping[str, str] = {
     "admit": "driver: groups are admitted in the journal, the rollout role has not been told",
     "reward": "rollout worker: a group is generated, its scoring has not begun",
-    "put": "rollout worker: a rollout is bound, its rows are not on the bus",
+    "put": "rollout or sft worker: a rollout is bound (a step drawn), its rows are not on the bus",
     "publish": "training worker: a rollout is trained, its weights are not published",
     "decode_step": "engine process: before a step of the native engine",
     "save": "training worker: its part of a checkpoint is written",

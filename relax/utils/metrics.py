@@ -130,7 +130,20 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("train/weight_version", "gauge", "rollouts", "rollouts whose training the weights contain"),
     MetricSpec("train/trained_tokens", "count", "tokens", "tokens with a loss weight"),
     MetricSpec("train/custom/{term}", "mean", "1", "a term that a user's own loss returns"),
+    # rows of supervised fine-tuning
+    MetricSpec("sft/rows", "count", "rows", "rows that this step trains on"),
+    MetricSpec("sft/tokens", "count", "tokens", "their tokens, prompts included"),
+    MetricSpec("sft/sample_tokens/mean", "mean", "tokens", "length of a sample, media expanded"),
+    MetricSpec("sft/sample_tokens/max", "max", "tokens", "longest sample"),
+    MetricSpec("sft/epoch", "gauge", "epochs", "passes over the training rows so far"),
+    MetricSpec("sft/skipped_rows", "count", "rows", "rows that were left out on the way to this step"),
+    MetricSpec("sft/skipped_rows/{reason}", "count", "rows", "the same by reason: oversize, invalid_multimodal"),
     # held-out data
+    MetricSpec("eval/{dataset}/loss", "gauge", "nats", "mean loss of a supervised token, or of a sequence"),
+    MetricSpec("eval/{dataset}/ppl", "gauge", "1", "perplexity, exp(loss)"),
+    MetricSpec("eval/{dataset}/tokens", "gauge", "tokens", "supervised tokens of the evaluation"),
+    MetricSpec("eval/{dataset}/rows", "gauge", "rows", "rows of the evaluation"),
+    MetricSpec("eval/{dataset}/skipped_rows", "gauge", "rows", "evaluation rows that were left out"),
     MetricSpec("eval/{dataset}/reward/mean", "mean", "reward", "reward on an evaluation set"),
     MetricSpec("eval/{dataset}/pass@{k}", "mean", "1", "at least one of k samples is right (unbiased estimate)"),
     MetricSpec("eval/{dataset}/truncated_fraction", "mean", "1", "evaluation samples cut by a length limit"),
@@ -150,8 +163,12 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("perf/optimizer_s", "gauge", "s", "gradient reduction, clip and update"),
     MetricSpec("perf/weight_sync_s", "gauge", "s", "publish to installed in every engine"),
     MetricSpec("perf/generation_stall_s", "gauge", "s", "engines held still for a weight install"),
+    MetricSpec("perf/render_s", "gauge", "s", "rendering the samples of a step, summed over workers"),
     MetricSpec("perf/checkpoint_s", "gauge", "s", "writing a checkpoint"),
     MetricSpec("perf/eval_s", "gauge", "s", "an evaluation"),
+    MetricSpec(
+        "perf/predict_s", "gauge", "s", "a generative prediction, with the weights on their way to the engines"
+    ),
     MetricSpec("perf/open_groups", "gauge", "groups", "groups admitted and not yet in installed weights"),
     MetricSpec("perf/dropped_metrics", "gauge", "rows", "rows that a slow sink lost so far"),
     MetricSpec(

@@ -276,6 +276,21 @@ class FsdpBackend:
         totals.time("forward_backward", start)
         return self._sum_over_ranks(totals)
 
+    def measure(self, part: Part, loss: LossFunction) -> StepStats:
+        """The terms of `loss` over the part under the current weights, without gradients."""
+        _ = self.model
+        needs, totals, used = self._check_needs(loss.needs), Totals(), self._towers_of_all_ranks(part)
+
+        def measure_one(place: int) -> Totals:
+            with torch.no_grad():  # holds for one thread, so each sets it
+                return self._backward_one(part.micro_batches[place], used[place], loss, needs, apart=True)[0]
+
+        with self._cores.working():
+            for found in self._cores.in_order(measure_one, len(part.micro_batches)):
+                totals.merge(found)
+        self._forget_gathered()
+        return self._sum_over_ranks(totals)
+
     def _backward_one(
         self,
         sequences: Sequence[TrainSequence],

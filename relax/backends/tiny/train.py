@@ -127,6 +127,16 @@ class TinyTrain:
                 self._backward(micro, loss, stats)
         return stats
 
+    def measure(self, part: Part, loss: LossFunction) -> StepStats:
+        """The terms of a loss, without gradients."""
+        self._awake()
+        stats, gradient = StepStats(), self._gradient.copy()
+        for micro in part.micro_batches:
+            if micro:
+                self._backward(micro, loss, stats)
+        self._gradient = gradient
+        return stats
+
     def _backward(self, sequences: tuple[TrainSequence, ...], loss: LossFunction, stats: StepStats) -> None:
         import torch
 

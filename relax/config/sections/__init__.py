@@ -15,6 +15,7 @@ from relax.config.sections.mtp import MtpConfig
 from relax.config.sections.optimizer import OptimizerConfig
 from relax.config.sections.reward import RewardConfig
 from relax.config.sections.rollout import RolloutConfig
+from relax.config.sections.sft import SftConfig
 from relax.config.sections.task import TaskConfig
 from relax.config.sections.train import TrainConfig
 
@@ -32,6 +33,7 @@ SECTIONS: dict[str, type[Section]] = {
     "checkpoint": CheckpointConfig,
     "reward": RewardConfig,
     "logging": LoggingConfig,
+    "sft": SftConfig,
 }
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "OptimizerConfig",
     "RewardConfig",
     "RolloutConfig",
+    "SftConfig",
     "TaskConfig",
     "TrainConfig",
 ]

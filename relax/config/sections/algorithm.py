@@ -23,9 +23,9 @@ class AlgorithmConfig(Section):
     advantage_estimator: str = flag("grpo", choices=ESTIMATORS, later=LATER, help="How rewards become advantages.")
     loss_type: str = flag(
         "policy_loss",
-        choices=("policy_loss", "custom_loss"),
-        later=("sft", "sft_loss", "sft-loss"),
-        help="What the actor minimises.",
+        choices=("policy_loss", "custom_loss", "sft", "dpo", "reward_model", "sft_loss", "sft-loss"),
+        help="What the actor learns from: sampled responses and their rewards (custom_loss: by a function of yours), "
+        "rows of a file (sft; sft_loss and sft-loss are old names), or pairs of them (dpo, reward_model).",
     )
     eps_clip: float = flag(0.2, help="Lower clip range of the ratio: 1 - eps.", check=_share)
     eps_clip_high: float | None = flag(
