@@ -98,7 +98,7 @@ def default_roles(gpus: int, predict: bool) -> Any:
 
 
 def held_out_rows(size: float, rows: int) -> int:
-    """Rows that --eval-size `size` holds out of `rows`: a share below 1 (rounded down, at least one), else a number."""
+    """Rows that --eval-size `size` holds out: a share below 1 (rounded down, at least one), else a number."""
     exact = Fraction(str(size))  # 0.29 of 100 rows is 29, which the binary fraction is a little below of
     held = int(exact) if exact >= 1 else max(1, int(exact * rows))
     if held >= rows:

@@ -72,7 +72,7 @@ _LATER = {
     "routing replay": """
         use-routing-replay use-rollout-routing-replay optimize-routing-replay
     """,
-    "SFT": """
+    "presets of loss masks": """
         loss-mask-type
     """,
     "deferred and categorised rewards": """
@@ -114,7 +114,6 @@ _LATER = {
 LATER_FLAGS: dict[str, str] = {flag: feature for feature, flags in _LATER.items() for flag in flags.split()}
 
 LATER_PREFIXES: dict[str, str] = {
-    "sft-": "SFT",
     "genrm-": "GenRM judges",
     "agentic-": "agentic rollout",
     "opd-": "on-policy distillation",

@@ -49,7 +49,6 @@ def test_rounds_and_engines_are_told_apart(word: str) -> None:  # C2
 @pytest.mark.parametrize(
     ("word", "feature"),
     [
-        ("--sft-predict-interval", "SFT"),
         ("--genrm-model-path", "GenRM judges"),
         ("--use-agentic-rollout", "agentic rollout"),
         ("--opd-type", "on-policy distillation"),

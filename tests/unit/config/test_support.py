@@ -20,6 +20,7 @@ SETTLED = frozenset(
     num_steps_per_rollout true_on_policy_mode use_rollout_logprobs megatron_to_hf_mode qkv_format loss_type
     num_rollout num_epoch eval_prompt_data eval_config eval_input_key eval_label_key eval_tool_key custom_config_path
     teacher_hf_checkpoint lora_merge_mode calculate_per_token_loss
+    custom_dataset_class sft_max_in_flight_steps sft_tq_shards
     """.split()  # noqa: SIM905
 )
 FOR_HOOKS = frozenset({"max_turns"})
