@@ -21,6 +21,7 @@ from relax.distributed.bus.base import Block
 from relax.engine.train_step import RolloutSteps
 from relax.utils.errors import InternalError
 
+REFERENCE_COLUMN = "ref_logprobs"  # of a loss that compares with the weights at the start
 ALL_SAMPLES = 0  # uid of a row that holds the samples of every rank
 
 
@@ -32,7 +33,7 @@ class SftActor(Actor):
     """
 
     def __init__(self, *, options: SupervisedOptions, per_rank_fetch: bool, **parts: Any) -> None:
-        super().__init__(**parts)
+        super().__init__(keep_reference=REFERENCE_COLUMN in options.columns, **parts)
         self._options, self._per_rank_fetch = options, per_rank_fetch
         self._fetching: dict[int, asyncio.Task[dict[Uid, TrainSequence]]] = {}  # step -> its samples
 
@@ -62,8 +63,15 @@ class SftActor(Actor):
             samples = _by_uid(blocks[TABLE].values())
         else:
             samples = await self._from_rank_0((task.partition,), range(len(task.ranks)))
-        stats = await self._blocking(self._backend.measure, self._part(task.ranks, samples), self._loss)
+        return await self._blocking(self._measure, self._part(task.ranks, samples))
+
+    def _measure(self, part: Part) -> Measured:
+        stats = self._backend.measure(self._compared(part), self._loss)
         return Measured(stats.sums, stats.counts)
+
+    def _compared(self, part: Part) -> Part:
+        """With the reference's log-probs, where the loss needs them."""
+        return self._scored(part, REFERENCE_COLUMN, tag="ref") if self._keep_reference else part
 
     async def summary(self, sums: Mapping[str, float], counts: Mapping[str, float]) -> dict[str, float]:
         """See `SftActorHandle`."""
@@ -109,7 +117,7 @@ class SftActor(Actor):
         return Part(tuple(tuple(samples[uid] for uid in micro) for micro in ranks[self._rank]))
 
     def _train_step(self, task: SftTask, part: Part) -> TrainReport:
-        steps = RolloutSteps(self._backend, self._loss)
+        part, steps = self._compared(part), RolloutSteps(self._backend, self._loss)
         steps.count(0, (task.divisor,))
         stats = steps.train(0, part, ends_step=True)
         if stats is None:

@@ -24,24 +24,18 @@ from relax.core.build import (
     optimizer_spec,
     train_backend,
 )
+from relax.core.model_parts import supervised_options
 from relax.distributed.bus.base import Bus
 from relax.distributed.bus.factory import make_bus
 from relax.schedule.clock import RealClock
 
 if TYPE_CHECKING:
-    from relax.algorithms.supervised.options import SupervisedOptions
     from relax.components.sft_render import EvalRows, SftRenderer
     from relax.engine.sft.dataset.options import SftDataOptions
 
 
 def build_sft_bus(config: RunConfig, wiring: Wiring, shared: InProcess | None) -> Bus:
     return shared.bus if shared else make_bus("transfer_queue", PRODUCERS, attachment=wiring.bus_attachment)
-
-
-def supervised_options(config: RunConfig) -> SupervisedOptions:
-    from relax.algorithms.supervised.options import SupervisedOptions
-
-    return SupervisedOptions(loss_type=config.algorithm.loss_type)
 
 
 def data_options(config: RunConfig, files: str, flag: str = "--prompt-data", **keys: Any) -> SftDataOptions:
@@ -62,6 +56,8 @@ def data_options(config: RunConfig, files: str, flag: str = "--prompt-data", **k
         system_prompt=data.system_prompt,
         custom_prompt_path=data.custom_prompt_path,
         chat_template=chat_template(config),
+        task_type=config.task.task_type,  # type: ignore[arg-type]
+        **_classes(config),
         training_mode="preference" if supervised_options(config).pairs else sft.sft_training_mode,  # type: ignore[arg-type]
         cpt_template=sft.sft_cpt_template,  # type: ignore[arg-type]
         apply_chat_template_kwargs=data.apply_chat_template_kwargs,
@@ -71,6 +67,12 @@ def data_options(config: RunConfig, files: str, flag: str = "--prompt-data", **k
         invalid_multimodal_strategy=sft.sft_invalid_multimodal_strategy,  # type: ignore[arg-type]
         media=media_options(config),
     )
+
+
+def _classes(config: RunConfig) -> dict[str, Any]:
+    """Of --task-type seq_cls; other tasks have none."""
+    task = config.task
+    return {"num_labels": task.num_labels, "problem_type": task.problem_type} if task.problem_type else {}
 
 
 def may_skip(config: RunConfig) -> bool:

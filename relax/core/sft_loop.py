@@ -20,7 +20,7 @@ from pathlib import Path
 from relax.algorithms.reduce import divisor_of
 from relax.components.sft_messages import Drawn, Ranks, Rows, SftData, SftRoles, SftTask, Unit, train_partition
 from relax.components.sft_order import ShardOrder
-from relax.core.checkpoint import RunState, write_checkpoint
+from relax.core.checkpoint import REFERENCE, RunState, write_checkpoint
 from relax.core.sft_evaluation import Evaluation
 from relax.core.sft_metrics import SftMetrics
 from relax.core.sft_prediction import Prediction
@@ -53,6 +53,7 @@ class SftSettings:
     save_dir: Path | None = None
     save_interval: int | None = None
     save_hf: str | None = None
+    keeps_reference: bool = False  # the loss compares with the weights at the start, which checkpoints keep
 
 
 @dataclass(frozen=True)
@@ -318,11 +319,15 @@ class SftLoop:
             journal={"driver": self.journal.next_seq},
             order=self.data.order,
         )
-        path = await write_checkpoint(self.settings.save_dir, state, self.roles.actor.save)
+        path = await write_checkpoint(self.settings.save_dir, state, self._save_actor)
         self.decide(ev.Checkpointed(step, str(path)))
         self._last_saved = step
         self.metrics.saved(self.clock.now() - started)
         logger.info("checkpoint written step=%d path=%s", step, path)
+
+    async def _save_actor(self, folder: str) -> None:
+        reference = str(Path(folder).with_name(REFERENCE)) if self.settings.keeps_reference else None
+        await self.roles.actor.save(folder, reference)
 
     def _is_due(self, step: int, interval: int | None) -> bool:
         return bool(interval) and ((step + 1) % interval == 0 or self._is_last(step))

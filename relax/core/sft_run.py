@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from relax.components.sft_messages import SftData, SftRoles
 from relax.config.run import RunConfig
-from relax.core.checkpoint import MODEL
+from relax.core.checkpoint import MODEL, REFERENCE
+from relax.core.model_parts import supervised_options
 from relax.core.resume import Resumption, find_resumption, set_results_aside, undone_lines
 from relax.core.run_folder import RunFolder
 from relax.core.sft_loop import SftLoop, SftSettings
@@ -64,6 +65,7 @@ def sft_settings(config: RunConfig, folder: RunFolder, data: SftData) -> SftSett
         save_dir=folder.root if config.checkpoint.save else None,
         save_interval=config.checkpoint.save_interval,
         save_hf=config.checkpoint.save_hf,
+        keeps_reference="ref_logprobs" in supervised_options(config).columns,
     )
 
 
@@ -75,7 +77,8 @@ async def resume(loop: SftLoop, resumption: Resumption) -> None:
             "--load: the checkpoint drew its rows in another order: --seed or --eval-size has changed, so rows would "
             "be trained twice or never. Give the same values, or start a new run with --ref-load"
         )
-    await loop.roles.actor.load(str(folder / MODEL), first, None)
+    reference = str(folder / REFERENCE) if loop.settings.keeps_reference else None
+    await loop.roles.actor.load(str(folder / MODEL), first, reference)
     for producer in loop.roles.producers:
         await producer.set_step(first)
     undone = {}

@@ -142,6 +142,18 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("eval/{dataset}/loss", "gauge", "nats", "mean loss of a supervised token, or of a sequence"),
     MetricSpec("eval/{dataset}/ppl", "gauge", "1", "perplexity, exp(loss)"),
     MetricSpec("eval/{dataset}/tokens", "gauge", "tokens", "supervised tokens of the evaluation"),
+    MetricSpec("eval/{dataset}/accuracy", "gauge", "1", "texts whose class is right"),
+    MetricSpec("eval/{dataset}/micro_precision", "gauge", "1", "right classes among the predicted, over all texts"),
+    MetricSpec(
+        "eval/{dataset}/micro_recall", "gauge", "1", "predicted classes among those that apply, over all texts"
+    ),
+    MetricSpec("eval/{dataset}/micro_f1", "gauge", "1", "their harmonic mean"),
+    MetricSpec("eval/{dataset}/subset_accuracy", "gauge", "1", "texts whose classes are all right"),
+    *(
+        MetricSpec(f"eval/{{dataset}}/{kind}_{name}", "gauge", unit, meaning)
+        for kind, rows in PREFERENCE_METRICS.items()
+        for name, unit, meaning in (*rows, *RANKING_METRICS)
+    ),
     MetricSpec("eval/{dataset}/rows", "gauge", "rows", "rows of the evaluation"),
     MetricSpec("eval/{dataset}/skipped_rows", "gauge", "rows", "evaluation rows that were left out"),
     MetricSpec("eval/{dataset}/reward/mean", "mean", "reward", "reward on an evaluation set"),
