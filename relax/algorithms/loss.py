@@ -35,10 +35,11 @@ class TokenBatch:
     mask: Tensor  # [T] float32, 1 where the token is sampled and trained
     sequence: Tensor  # [T] int64, place of the token's sequence in the micro-batch
     num_sequences: int
-    columns: Mapping[str, Tensor]  # each [T] float32, no gradient
+    columns: Mapping[str, Tensor]  # each [T] float32 (of ids [T, K]), no gradient
     values: Tensor | None = None  # [T] float32, a critic's head
     class_logits: Tensor | None = None  # [T, K] float32, of a head that takes the place of the vocabulary's
     mtp_log_probs: Tensor | None = None  # [T, depths] float32, NaN where a depth cannot predict the token
+    log_probs_at: Tensor | None = None  # [T, K] float32, at the ids of the column `at_ids`; with gradient
 
 
 class LossFunction(Protocol):
@@ -47,7 +48,7 @@ class LossFunction(Protocol):
     The total of the terms named in `objective` is what is differentiated; the others are metrics.
     """
 
-    needs: frozenset[str]  # of {"log_probs", "entropy", "values", "class_logits", "mtp_log_probs"}
+    needs: frozenset[str]  # of {"log_probs", "entropy", "values", "class_logits", "mtp_log_probs", "log_probs_at"}
     objective: tuple[str, ...]
 
     def __call__(self, batch: TokenBatch) -> dict[str, Term]: ...

@@ -43,6 +43,7 @@ class AlgorithmOptions:
     normalize_advantages: bool | None = None  # None: where the algorithm requires it
     disable_compute_advantages_and_returns: bool = False
     gamma: float = 1.0  # discount of a trained token
+    lambd: float = 1.0  # decay of later errors in an advantage of PPO
     invalid_reward: str = "drop"  # what a None, NaN or failed reward does to its sample
     zero_variance: str = "keep"  # what happens to groups whose rewards are all equal
     eps_clip: float = 0.2
@@ -149,7 +150,13 @@ class AlgorithmOptions:
     def advantage_columns(self) -> tuple[str, ...]:
         """Response-aligned columns that advantages are computed from, besides the loss mask."""
         engine = bool(self.kl_coef) or self.custom_advantage_function_path is not None
-        return ("rollout_logprobs",) * engine + ("ref_logprobs",) * bool(self.kl_coef)
+        critic = ("values", "weight_version") * self.needs_critic
+        return ("rollout_logprobs",) * engine + ("ref_logprobs",) * bool(self.kl_coef) + critic
+
+    @property
+    def needs_critic(self) -> bool:
+        """Advantages are made of a critic's values."""
+        return "critic" in self.spec.needs_roles
 
     def advantage_rules(self) -> dict[str, Any]:
         """Keyword arguments of `group_advantages`."""

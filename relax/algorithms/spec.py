@@ -148,6 +148,17 @@ ALGOS: dict[str, AlgorithmSpec] = {
         requires_normalize_advantages=True,
         kl_loss="k2",
     ),
+    "ppo": AlgorithmSpec(
+        summary="advantages over tokens from the values of a critic of its own",
+        formula="as grpo, A_t = sum_{k >= t} (gamma lambd)^(k - t) (r_k + gamma V_{k+1} - V_k)",
+        source="PPO, arXiv:1707.06347 eq. 7 and 11; over tokens, InstructGPT, arXiv:2203.02155 appendix C",
+        advantage="relax.algorithms.gae.gae_advantages",
+        baseline="none",
+        group_of_one="reward",
+        options=CLIP_OPTIONS | {"gamma", "lambd"},
+        needs_roles=("critic",),
+        kl_in_reward="allowed",
+    ),
 }
 
 # flag of `AlgorithmSpec.options` -> the algorithms that read it

@@ -38,6 +38,7 @@ class ModelSpec:
     suppressed_ids: tuple[int, ...] = ()  # never sampled, masked in log-probs alike
     gradient_checkpointing: bool = False
     logprob_chunk: int = 1024  # rows of logits that exist at a time
+    num_top: int = 0  # likeliest ids that `score` gives as `top_ids` and `top_log_probs`
     trainable: bool = True  # False: forward only (reference, actor_fwd)
     head: ClassHead | None = None  # in place of the vocabulary head
     lora: LoraSpec | None = None  # adapters are trained, the model is not
@@ -139,7 +140,9 @@ class TrainBackend(Protocol):
         """Forward only: {uid of the sequence: {"log_probs": float32 [R], "entropy": ...}} under the weights `tag`.
 
         "class_logits" is `[R, K]`. "mass_above" is the probability of all ids that are more likely than the token.
-        Raises `NotImplementedError` for a switch that this backend, or this layout of ranks, does not have.
+        "log_probs_at" are those at the ids of the column `at_ids`, "top_ids" and "top_log_probs" the likeliest
+        `num_top` ones, each `[R, K]`. Raises `NotImplementedError` for a switch that this backend, or this layout of
+        ranks, does not have.
         """
         ...
 

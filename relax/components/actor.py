@@ -3,47 +3,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from relax.algorithms.statistic import StepStatistic
-from relax.backends.base import LossFunction, ModelSpec, OptimizerSpec, Part, RankInfo, StepStats, TrainBackend
+from relax.backends.base import LossFunction, ModelSpec, OptimizerSpec, Part, RankInfo, TrainBackend
 from relax.components.base import Role
 from relax.components.messages import ForwardReport, ReleasedGroup, Settled, TrainReport, TrainTask
+from relax.components.rollout_training import RolloutInTraining, train_report
 from relax.components.scoring import score_groups
+from relax.components.student_ids import write_student_ids
 from relax.components.trained import TrainedLedger
-from relax.components.training_data import BatchSettings, Uid, part_checksums, plan_items, read_parts, start_plan
+from relax.components.training_data import BatchSettings, Uid, part_checksums, read_parts, start_plan
 from relax.distributed.bus.base import Bus
 from relax.distributed.checkpoint_service.base import WeightManifest, WeightPublisher
-from relax.engine.parity.difference import Difference
 from relax.engine.parity.gate import ParityGate
 from relax.engine.train_step import RolloutSteps
-from relax.schedule.batch_plan import BatchPlan, PlanPiece, StreamedPlan
+from relax.schedule.batch_plan import BatchPlan, PlanPiece
 from relax.schedule.clock import Clock
 from relax.utils.errors import InternalError
 from relax.utils.faults import pause_at
 
 SCORE = frozenset({"log_probs"})
-
-
-@dataclass
-class _Rollout:
-    """The rollout in training, part after part."""
-
-    rollout_id: int
-    plan: StreamedPlan[Uid]
-    steps: RolloutSteps
-    groups: list[ReleasedGroup] = field(default_factory=list)
-    checked: bool = False  # against the engines, with the first micro-batches
-
-    def extend(self, task: TrainTask) -> list[PlanPiece[Uid]]:
-        """Take in a part and return what may be trained now. A later part may be needed to fill a micro-batch."""
-        self.groups += task.groups
-        self.steps.count(self.plan.step, task.divisors)
-        return self.plan.extend(plan_items(task.groups), last=task.last)
 
 
 class Actor(Role):
@@ -83,7 +66,7 @@ class Actor(Role):
         self._contained = 0  # rollouts in the weights when `_whole_steps` optimizer steps had been taken
         self._whole_steps = 0
         self._asleep = False
-        self._rollout: _Rollout | None = None  # in training, while it comes in parts
+        self._rollout: RolloutInTraining | None = None  # in training, while it comes in parts
 
     async def start(self) -> RankInfo:
         """Load the model. Collective."""
@@ -111,13 +94,22 @@ class Actor(Role):
         )
         return replace(report, stop_requested=self.stop_requested)
 
+    async def propose(self, rollout_id: int, groups: tuple[ReleasedGroup, ...]) -> ForwardReport:
+        """See `ActorHandle`. Collective."""
+        assert self.info is not None
+        return await write_student_ids(
+            self._backend, self.info, rollout_id, groups, settings=self._settings, bus=self._bus, clock=self._clock,
+            deadline_s=self._deadline_s, blocking=self._blocking,
+        )  # fmt: skip
+
     async def train(self, task: TrainTask) -> TrainReport:
         """Read this rank's share, complete its columns, take the optimizer steps. Collective."""
         assert self.info is not None
         waited = self._clock.now()
         if task.first:
             plan = start_plan(self._settings, self.info.dp_size)
-            self._rollout = _Rollout(task.rollout_id, plan, RolloutSteps(self._backend, self._loss, self._statistic))
+            steps = RolloutSteps(self._backend, self._loss, self._statistic)
+            self._rollout = RolloutInTraining(task.rollout_id, plan, steps)
         rollout = self._rollout
         if rollout is None or rollout.rollout_id != task.rollout_id:
             raise InternalError(f"a part of rollout {task.rollout_id} came without its first one")
@@ -140,7 +132,7 @@ class Actor(Role):
         return replace(report, seconds=seconds, stop_requested=self.stop_requested)
 
     def _train(
-        self, task: TrainTask, rollout: _Rollout, pieces: list[PlanPiece[Uid]], parts: list[Part]
+        self, task: TrainTask, rollout: RolloutInTraining, pieces: list[PlanPiece[Uid]], parts: list[Part]
     ) -> TrainReport:
         seconds: dict[str, float] = {}
         # A later part is scored when the weights may have moved on.
@@ -166,6 +158,7 @@ class Actor(Role):
         done = [
             rollout.steps.train(piece.step, part, ends_step=piece.ends_step)
             for piece, part in zip(pieces, parts, strict=True)
+            if task.update
         ]
         stats = [step for step in done if step is not None]
         self._trained.add(task.rollout_id, (s for part in parts for micro in part.micro_batches for s in micro))
@@ -261,34 +254,3 @@ class Actor(Role):
         await self._blocking(self._backend.close)
         if self._publisher is not None:
             await self._blocking(self._publisher.close)
-
-
-def train_report(
-    rollout_id: int,
-    stats: Sequence[StepStats],
-    seconds: dict[str, float],
-    difference: Difference | None,
-    checksums: dict[str, dict[tuple[int, int], str]],
-) -> TrainReport:
-    sums: dict[str, list[float]] = {}
-    for step in stats:
-        for name, total in step.sums.items():
-            into = sums.setdefault(name, [0.0, 0.0])
-            into[0] += total
-            into[1] += step.counts.get(name, 0.0)
-        for name, value in step.seconds.items():
-            seconds[name] = seconds.get(name, 0.0) + value
-    gauges = {"grad_norm": stats[-1].grad_norm, "lr": stats[-1].lr} if stats else {}
-    return TrainReport(
-        rollout_id=rollout_id,
-        num_steps=len(stats),
-        metrics={name: (total, count) for name, (total, count) in sums.items() if count},
-        gauges={name: value for name, value in gauges.items() if value is not None},
-        seconds=seconds,
-        engine_difference=difference,
-        steps=tuple(
-            {"sums": s.sums, "counts": s.counts, "grad_norm": s.grad_norm, "lr": s.lr, "gradient": s.gradient}
-            for s in stats
-        ),
-        checksums=checksums,
-    )

@@ -28,8 +28,8 @@ from relax.utils.errors import UserCodeError
 class Advantages(Role):
     """Reads `rollout`, writes `advantages`. A rollout may come in parts where advantages look at one group alone.
 
-    consumes   rewards, loss masks; ref_logprobs with --kl-coef   waits for   rollout to release the groups, reference
-    produces   advantages, loss_weight                            feeds       actor
+    consumes   rewards, loss masks; ref_logprobs with --kl-coef, values   waits for   rollout, reference, critic
+    produces   advantages, loss_weight; with a critic returns             feeds       actor, critic
     """
 
     name = "advantages"
@@ -40,7 +40,7 @@ class Advantages(Role):
         super().__init__()
         check_functions(options)
         self._bus, self._options, self._deadline_s = bus, options, deadline_s
-        self._tables = ("rollout", "ref") if options.kl_coef else ("rollout",)
+        self._tables = ("rollout", *("ref",) * bool(options.kl_coef), *("critic",) * options.needs_critic)
         self._aligned = options.advantage_columns
         self._group_size, self._global_batch_size = group_size, global_batch_size
         self._rewarded: tuple[int, int] = (-1, 0)  # rollout, rewards in its parts so far
@@ -79,6 +79,8 @@ class Advantages(Role):
         aligned: dict[str, list[np.ndarray]] = {"loss_weight": []}
         if found.tokens is not None:
             aligned["advantages"] = found.tokens.advantages
+            if self._options.needs_critic and found.tokens.returns is not None:
+                aligned["returns"] = found.tokens.returns
         if self._options.custom_pg_loss_reducer_function_path is not None:
             aligned["policy_weight"] = []
         divisors = []

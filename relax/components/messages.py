@@ -7,7 +7,11 @@ Tables of partition `train_{rollout_id}` and who writes them:
     media       rollout role      features of the prompt's media, only for prompts that have some
     ref         reference         ref_logprobs [R]; by the actor where there is no such role and advantages need it
     actor_fwd   actor_fwd         old_logprobs [R]
-    advantages  advantages        advantages [R], loss_weight [R]; policy_weight [R] with a reducer of the user's
+    critic      critic            values [R], before each token is sampled
+    student     actor             student_ids [R, K], the likeliest before training, where a teacher must know them
+    teacher     teacher           see relax.components.teacher
+    advantages  advantages        advantages [R], loss_weight [R]; with a critic returns [R]; policy_weight [R] with a
+                                  reducer of the user's
 """
 
 from __future__ import annotations
@@ -25,6 +29,9 @@ PRODUCERS = {
     "media": "rollout",
     "ref": "reference",
     "actor_fwd": "actor_fwd",
+    "critic": "critic",
+    "student": "actor",
+    "teacher": "teacher",
     "advantages": "advantages",
 }
 
@@ -110,6 +117,7 @@ class TrainTask:
     score_old: bool = False  # the actor computes old_logprobs before its first step
     first: bool = True  # part of the rollout
     last: bool = True
+    update: bool = True  # False: the weights stay as they are (--num-critic-only-steps)
 
 
 @dataclass(frozen=True)
@@ -253,6 +261,10 @@ class ActorHandle(Protocol):
 
     async def train(self, task: TrainTask) -> TrainReport: ...
 
+    async def propose(self, rollout_id: int, groups: tuple[ReleasedGroup, ...]) -> ForwardReport:
+        """Write the likeliest ids of each token under the weights before training: the table `student`."""
+        ...
+
     async def publish(self, version: int) -> WeightManifest: ...
 
     async def refresh_reference(self) -> None: ...
@@ -284,6 +296,26 @@ class ForwardHandle(Protocol):
     async def load(self, folder: str) -> None: ...
 
 
+class CriticHandle(Protocol):
+    async def score(
+        self, rollout_id: int, groups: tuple[ReleasedGroup, ...], first: bool = True, last: bool = True
+    ) -> ForwardReport:
+        """Write the values of a rollout, or of its next part, under the weights before its training."""
+        ...
+
+    async def train(self, task: TrainTask) -> TrainReport: ...
+
+    async def settle(self) -> Settled: ...
+
+    async def save(self, folder: str) -> None: ...
+
+    async def load(self, folder: str, contained: int) -> None: ...
+
+    async def offload(self) -> None: ...
+
+    async def onload(self) -> None: ...
+
+
 class AdvantagesHandle(Protocol):
     async def compute(self, rollout_id: int, groups: tuple[int, ...], last: bool = True) -> AdvantageReport: ...
 
@@ -297,4 +329,6 @@ class Roles:
     advantages: AdvantagesHandle
     reference: ForwardHandle | None = None
     actor_fwd: ForwardHandle | None = None
+    critic: CriticHandle | None = None
+    teacher: ForwardHandle | None = None
     facts: dict[str, Any] = field(default_factory=dict)  # rank info, engine info, addresses

@@ -10,8 +10,9 @@ from typing import Any
 
 from relax.algorithms.supervised.options import SupervisedOptions
 from relax.backends.base import Part
-from relax.components.actor import Actor, train_report
+from relax.components.actor import Actor
 from relax.components.messages import TrainReport
+from relax.components.rollout_training import train_report
 from relax.components.sft_messages import TABLE, Measure, Measured, Ranks, SftTask, Uid
 from relax.components.sft_rows import row_samples
 from relax.components.sft_values import eval_values

@@ -12,7 +12,7 @@ import numpy as np
 from relax.backends.base import Part
 from relax.components.messages import ReleasedGroup, partition_of
 from relax.data.columns import TrainSequence, media_from_columns, media_places, sequences
-from relax.distributed.bus.base import Bus
+from relax.distributed.bus.base import Block, Bus
 from relax.schedule.batch_plan import BatchPlan, StreamedPlan, groups_of_step, plan_groups
 from relax.utils.types import MediaFeatures
 
@@ -104,3 +104,16 @@ def _media_checksum(item: MediaFeatures) -> int:
     for name in sorted(item.tensors):
         total = zlib.crc32(np.ascontiguousarray(item.tensors[name]), zlib.crc32(name.encode(), total))
     return total
+
+
+def column_blocks(part: Part, scores: Mapping[Uid, Mapping[str, np.ndarray]], names: Mapping[str, str]) -> list[Block]:
+    """Rows of a role's table, one a group of the part: `names` is {column: what `TrainBackend.score` calls it}."""
+    by_group: dict[int, dict[str, list[np.ndarray]]] = {}
+    for sequence in (s for micro in part.micro_batches for s in micro):
+        columns = by_group.setdefault(sequence.group, {column: [] for column in names})
+        for column, name in names.items():
+            columns[column].append(scores[sequence.uid][name])
+    return [
+        Block(group, {column: np.concatenate(pieces) for column, pieces in columns.items()})
+        for group, columns in sorted(by_group.items())
+    ]

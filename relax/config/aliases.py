@@ -16,7 +16,7 @@ from relax.config.external.tables import ExternalFlag
 from relax.config.flags import at_least, option_name, parse_int
 from relax.config.frozen import FrozenDict
 from relax.config.machine import Machine
-from relax.config.sections.algorithm import ESTIMATORS, LATER
+from relax.config.sections.algorithm import ESTIMATORS
 from relax.config.sections.data import parse_media_keys
 from relax.utils.errors import ConfigError
 
@@ -59,8 +59,8 @@ def parse_algorithm(text: str) -> str:
     name = text.lower().replace("-", "_")
     if name == DISTILLATION:
         return name
-    if name not in ESTIMATORS and name not in LATER:
-        known = ", ".join((*ESTIMATORS, *LATER, DISTILLATION))
+    if name not in ESTIMATORS:
+        known = ", ".join((*ESTIMATORS, DISTILLATION))
         raise argparse.ArgumentTypeError(f"must be one of {known} (any case), got {text!r}")
     return name
 

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 from relax.algorithms.rules import RunFacts, option_problems, run_problems
 from relax.algorithms.spec import READERS
 from relax.config import supervised, supervised_checks
+from relax.config.critic_checks import CRITIC_RULES
+from relax.config.distillation_checks import DISTILLATION_RULES
 from relax.config.flags import option_name
-from relax.config.resources import SHARED
+from relax.config.genrm_checks import GENRM_RULES
+from relax.config.resources import REQUIRED
 from relax.config.sections import SECTIONS
 from relax.config.support import PENDING
 from relax.utils.errors import ConfigError
@@ -40,7 +43,7 @@ def check_present(config: RunConfig) -> None:
         lines.append("--rollout-batch-size is missing: prompts of one round (or --global-batch-size, to derive it)")
     if config.rollout.num_rollout is None and config.rollout.num_epoch is None:
         lines.append("--num-rollout (rounds) or --num-epoch (passes over the prompts) is missing")
-    for role in () if config.is_supervised else SHARED:
+    for role in () if config.is_supervised else REQUIRED:
         if role not in config.resource:
             lines.append(f'--resource has no entry "{role}"; it has {", ".join(config.resource)}')
     lines += pending(config)
@@ -291,11 +294,6 @@ def algorithm(config: RunConfig) -> Iterator[str]:
         yield "--ref-update-interval has no effect without a KL term (--use-kl-loss)"
 
 
-def distillation(config: RunConfig) -> Iterator[str]:
-    if config.algorithm.use_opd and config.algorithm.teacher_hf_checkpoint is None:
-        yield "--use-opd needs a teacher: add --teacher-hf-checkpoint, the folder (or hub name) of its model"
-
-
 def corrections(config: RunConfig) -> Iterator[str]:
     algorithm = config.algorithm
     if algorithm.use_rollout_logprobs and algorithm.use_tis:
@@ -456,7 +454,7 @@ RULES: tuple[Rule, ...] = (
     sampling,
     lengths,
     algorithm,
-    distillation,
+    *DISTILLATION_RULES,
     corrections,
     optimizer,
     evaluation,
@@ -464,6 +462,8 @@ RULES: tuple[Rule, ...] = (
     determinism,
     rewards,
     *supervised_checks.RULES,
+    *CRITIC_RULES,
+    *GENRM_RULES,
 )
 # Of the rules above those that hold for supervised fine-tuning as well, and its own.
 SUPERVISED_RULES: tuple[Rule, ...] = (

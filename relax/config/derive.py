@@ -6,6 +6,7 @@ Every value that is filled in here gets the origin `derived`, which `--dry-run` 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from relax.config.flags import option_name
 from relax.config.frozen import freeze
 from relax.config.machine import Machine
 from relax.config.resources import default_resource, parse_resource, split_over_nodes
+from relax.config.sections.critic import CRITIC_ESTIMATORS
 from relax.config.supervised import default_roles, derive_supervised, is_supervised
 from relax.config.support import TRAIN_BACKENDS
 from relax.utils.errors import ConfigError
@@ -25,6 +27,7 @@ FALLBACKS = {
     "eps_clip_high": "eps_clip",
     "log_probs_max_tokens_per_gpu": "max_tokens_per_gpu",
     "ref_load": "hf_checkpoint",
+    "critic_lr": "lr",
     "rollout_dtype": "train_dtype",
     "sglang_server_concurrency": "engine_max_running_requests",
     "eval_input_key": "input_key",
@@ -72,6 +75,7 @@ def derive(given: Values, external: ExternalFlags, machine: Machine) -> None:
     _algorithm(given)
     if not supervised:
         _log_prob_source(given)
+        _distillation(given)
     elif given["resource"] is None:
         given.fill("resource", default_roles(machine.gpus, given["sft_predict_interval"] is not None))
     _resources(given, machine)
@@ -177,6 +181,21 @@ def _log_prob_source(given: Values) -> None:
     given.fill("use_rollout_logprobs", stale and not forwarded and not given["true_on_policy_mode"])
 
 
+def _distillation(given: Values) -> None:
+    engine = given["opd_teacher_url"] is not None or given["teacher_hf_checkpoint"] is not None
+    given.fill("opd_type", "sglang" if engine else "megatron")
+    given.fill("opd_kl_coef", 0.0 if given["opd_loss_coef"] else 1.0)
+
+
+def _judge_cards(given: Values) -> int:
+    """Of all judges; what their JSON may hold wrongly is told by the checks."""
+    instances = given["genrm_instances"]
+    if instances:
+        cards = [value.get("num_gpus", 1) if isinstance(value, Mapping) else 1 for value in instances.values()]
+        return sum(number for number in cards if type(number) is int)
+    return 0 if given["genrm_model_path"] is None else given["genrm_num_gpus"] or given["genrm_num_gpus_per_engine"]
+
+
 def _resources(given: Values, machine: Machine) -> None:
     resource = given["resource"]
     if resource is None:
@@ -188,10 +207,15 @@ def _resources(given: Values, machine: Machine) -> None:
             reference=given["use_kl_loss"] or given["kl_coef"] > 0,
             actor_fwd=proximal,
             rollout_gpus=given["rollout_num_gpus"],
+            critic=given["advantage_estimator"] in CRITIC_ESTIMATORS,
+            teacher=given["use_opd"] and given["opd_teacher_url"] is None,
+            genrm=_judge_cards(given),
         )
         nodes, per_node = given["actor_num_nodes"], given["actor_num_gpus_per_node"]
         if per_node is not None:
             resource["actor"] = [1, (nodes or 1) * per_node]
+        if "critic" in resource and given["critic_num_gpus_per_node"] is not None:
+            resource["critic"] = [1, (given["critic_num_nodes"] or 1) * given["critic_num_gpus_per_node"]]
         given.fill("resource", freeze(resource))
     roles = parse_resource(given["resource"])
     if given["fully_async"] and "advantages" not in roles:

@@ -16,14 +16,12 @@ from relax.utils.errors import ConfigError
 if TYPE_CHECKING:
     from relax.config.run import RunConfig
 
-ROLES = ("actor", "rollout", "advantages", "reference", "actor_fwd", "sft")
+ROLES = ("actor", "critic", "rollout", "advantages", "reference", "actor_fwd", "teacher", "genrm", "sft")
 KNOWN_LATER = {
-    "critic": "PPO",
-    "genrm": "GenRM judges",
-    "teacher": "on-policy distillation",
     "reward": "reward services",
 }
-SHARED = ("actor", "rollout")  # roles that take turns on the same cards with --colocate
+REQUIRED = ("actor", "rollout")
+SHARED = ("actor", "critic", "rollout")  # roles that take turns on the same cards with --colocate
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def _role_resource(role: str, pair: Any) -> RoleResource:
         raise ConfigError(
             f"--resource {role!r} asks for {pair[0]} replicas; replicas must be 1: give all cards to one"
         )
-    least = 1 if role in SHARED else 0
+    least = 1 if role in (*REQUIRED, "critic") else 0
     if pair[1] < least:
         raise ConfigError(f"--resource {role!r} must hold at least {least} cards, got {pair[1]}")
     return RoleResource(*pair)
@@ -127,20 +125,38 @@ def split_over_nodes(gpus: int, per_node: int) -> tuple[int, int]:
 
 
 def default_resource(
-    gpus: int, *, colocate: bool, reference: bool, actor_fwd: bool, fully_async: bool, rollout_gpus: int | None
+    gpus: int,
+    *,
+    colocate: bool,
+    reference: bool,
+    actor_fwd: bool,
+    fully_async: bool,
+    rollout_gpus: int | None,
+    critic: bool = False,
+    teacher: bool = False,
+    genrm: int = 0,
 ) -> dict[str, list[int]]:
     """Roles and cards when `--resource` is not given: `gpus` cards shared, or split in two halves.
 
     `gpus` is 0 without CUDA: then each role gets one slot.
     """
-    extra = {
-        role: 1 for role, wanted in (("reference", reference), ("actor_fwd", actor_fwd)) if wanted and fully_async
-    }
-    total = gpus or (1 if colocate else 2) + len(extra)
+    wanted = {"reference": reference and fully_async, "actor_fwd": actor_fwd and fully_async, "teacher": teacher}
+    extra = {role: 1 for role, needed in wanted.items() if needed}
+    if genrm:
+        extra["genrm"] = genrm
+    apart = sum(extra.values())
     if colocate:
-        return {"actor": [1, total], "rollout": [1, rollout_gpus or total]}
-    rollout = rollout_gpus or max(1, (total - len(extra)) // 2)
-    roles = {"actor": [1, max(1, total - len(extra) - rollout)], "rollout": [1, rollout]}
+        total = max(1, gpus - apart) if gpus else 1
+        trainers = {role: [1, total] for role in ("actor", *(("critic",) if critic else ()))}
+        return {**trainers, "rollout": [1, rollout_gpus or total]} | {
+            role: [1, cards] for role, cards in extra.items()
+        }
+    total = gpus or 2 + critic + apart
+    rollout = rollout_gpus or max(1, (total - apart) // (2 + critic))
+    left = total - apart - rollout
+    roles = {"actor": [1, max(1, left - left // 2 if critic else left)], "rollout": [1, rollout]}
+    if critic:
+        roles["critic"] = [1, max(1, left // 2)]
     if fully_async:
         roles["advantages"] = [1, 0]
     return roles | {role: [1, cards] for role, cards in extra.items()}

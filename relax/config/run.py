@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -27,8 +28,11 @@ from relax.config.sections import (
     AlgorithmConfig,
     CheckpointConfig,
     ClusterConfig,
+    CriticConfig,
     DataConfig,
+    DistillationConfig,
     EvalConfig,
+    GenrmConfig,
     LoggingConfig,
     LoraConfig,
     MtpConfig,
@@ -39,6 +43,7 @@ from relax.config.sections import (
     TaskConfig,
     TrainConfig,
 )
+from relax.config.sections.critic import CRITIC_ESTIMATORS
 from relax.config.supervised import held_out_rows, is_supervised
 from relax.config.support import NOT_STARTED
 from relax.config.view import HookArgs
@@ -60,9 +65,12 @@ class RunConfig:
     task: TaskConfig
     lora: LoraConfig
     mtp: MtpConfig
+    critic: CriticConfig
+    distillation: DistillationConfig
     optimizer: OptimizerConfig
     checkpoint: CheckpointConfig
     reward: RewardConfig
+    genrm: GenrmConfig
     logging: LoggingConfig
     sft: SftConfig
     external: ExternalFlags = field(default_factory=ExternalFlags)
@@ -256,6 +264,28 @@ class RunConfig:
         """The backward pass computes activations again."""
         names = ("recompute-granularity", "recompute-activations")
         return any(self.external.megatron(name) is not None for name in names)
+
+    # ------------------------------------------------------------------ critic
+
+    @property
+    def uses_critic(self) -> bool:
+        """The estimator makes advantages of a critic's values."""
+        return self.algorithm.advantage_estimator in CRITIC_ESTIMATORS
+
+    @property
+    def has_judge(self) -> bool:
+        """Engines of this run serve judge models."""
+        return self.genrm.genrm_model_path is not None or bool(self.genrm.genrm_instances)
+
+    @property
+    def asks_student(self) -> bool:
+        """The actor writes its likeliest ids before the teacher is asked."""
+        return self.distillation.use_opd and self.distillation.opd_token_selection in ("student_topk", "union")
+
+    @property
+    def critic_only_steps(self) -> float:
+        """First rollouts that leave the actor's weights as they are."""
+        return math.inf if self.critic.critic_train_only else self.critic.num_critic_only_steps
 
     # ------------------------------------------------------------------ log-probs
 

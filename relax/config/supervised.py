@@ -8,11 +8,15 @@ One rollout id is one optimizer step. Roles are `sft` (the producer, on the CPU)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol
 
 from relax.config.flags import option_name
 from relax.config.frozen import freeze
+from relax.config.sections.critic import CriticConfig
+from relax.config.sections.distillation import DistillationConfig
+from relax.config.sections.genrm import GenrmConfig
 from relax.utils.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,6 +56,12 @@ REINFORCEMENT = (
     "update_weights_interval",
     "apply_chat_template",
     "parity_interval",
+    *(
+        f.name
+        for section in (CriticConfig, DistillationConfig, GenrmConfig)
+        for f in fields(section)
+        if f.name != "use_opd"
+    ),
 )
 
 

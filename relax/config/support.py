@@ -18,14 +18,9 @@ PENDING: frozenset[str] = frozenset(
 )
 
 # Flags that parse and that `--dry-run` explains, and that no run starts with yet: {flag: why}.
-NOT_STARTED: dict[str, str] = {
-    "use_opd": "on-policy distillation needs a teacher's log-probs and a loss that this version does not have",
-}
+NOT_STARTED: dict[str, str] = {}
 
 _LATER = {
-    "PPO and its critic": """
-        lambd value-clip num-critic-only-steps critic-num-nodes critic-num-gpus-per-node
-    """,
     "checkpoint rotation and partial checkpoints": """
         rotate-ckpt max-actor-ckpt-to-keep only-load-weight async-save no-save-optim no-load-optim no-load-rng
         ref-ckpt-step ckpt-step reset-optimizer-states
@@ -101,6 +96,9 @@ _LATER = {
     "the rollout buffer service": """
         rollout-buffer-url fetch-trajectory-retry-times min-batch-collection-ratio rollout-task-type
     """,
+    "several teachers, and teachers of a Megatron checkpoint": """
+        opd-teacher-routes opd-teacher-key opd-teacher-ckpt-step
+    """,
     "remote HTTP posting": """
         http-proxy use-distributed-post
     """,
@@ -114,12 +112,8 @@ _LATER = {
 LATER_FLAGS: dict[str, str] = {flag: feature for feature, flags in _LATER.items() for flag in flags.split()}
 
 LATER_PREFIXES: dict[str, str] = {
-    "genrm-": "GenRM judges",
     "agentic-": "agentic rollout",
-    "opd-": "on-policy distillation",
-    "teacher-num-": "on-policy distillation",
-    "teacher-sglang-": "on-policy distillation",
-    "critic-": "PPO and its critic",
+    "teacher-sglang-": "SGLang flags of the teacher's engines alone",
     "use-slime-router": "other routers",
     "slime-router-": "other routers",
     "straggler-": "straggler analysis",

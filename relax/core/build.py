@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Wiring:
     router_port: int = 0
     bus_attachment: Any = None
     engine_urls: Mapping[str, str] = field(default_factory=dict)
+    served_urls: Mapping[str, str] = field(default_factory=dict)  # of engines beside the policy's, see served_models
     incarnation: int = 0
     namespace: str = ""  # of the run's Ray actors
     metrics_url: str | None = None  # of the metrics service
@@ -183,7 +184,15 @@ def tables(config: RunConfig) -> tuple[str, ...]:
         names.append("ref")
     if config.old_log_probs_role == "actor_fwd":
         names.append("actor_fwd")
+    if config.distillation.use_opd:
+        names.append("teacher")
     return tuple(names)
+
+
+def bus_tables(config: RunConfig) -> tuple[str, ...]:
+    """Every table that a role of this run writes."""
+    own = {"critic": config.uses_critic, "student": config.asks_student}
+    return ("rollout", "media", *tables(config), *(name for name, written in own.items() if written))
 
 
 # ---------------------------------------------------------------------- roles
@@ -192,7 +201,7 @@ def tables(config: RunConfig) -> tuple[str, ...]:
 def build_bus(config: RunConfig, wiring: Wiring, shared: InProcess | None) -> Bus:
     if shared is not None:
         return shared.bus
-    producers = {table: role for table, role in PRODUCERS.items() if table in ("rollout", "media", *tables(config))}
+    producers = {table: role for table, role in PRODUCERS.items() if table in bus_tables(config)}
     return make_bus("transfer_queue", producers, attachment=wiring.bus_attachment)
 
 
@@ -209,14 +218,15 @@ def build_actor(
     """
     from relax.algorithms.options import build_statistic
     from relax.components.actor import Actor
+    from relax.core.build_teacher import distilled
     from relax.core.parity import build_parity
 
     backend, options = train_backend(config), algorithm_options(config)
     return Actor(
         backend=wrap_backend(backend) if wrap_backend else backend,
-        loss=policy_loss(config),
+        loss=distilled(policy_loss(config), config),
         statistic=build_statistic(options),
-        model=model_spec(config, trainable=True),
+        model=replace(model_spec(config, trainable=True), num_top=config.distillation.opd_log_prob_top_k),
         optimizer=optimizer_spec(config),
         settings=batch_settings(config),
         bus=build_bus(config, wiring, shared),
@@ -265,7 +275,7 @@ def remote_sender(wiring: Wiring) -> Any:
     return send
 
 
-def train_backend(config: RunConfig) -> Any:
+def train_backend(config: RunConfig, *, value_head: bool = False) -> Any:
     """The backend of this rank, joined to its process group."""
     import torch
 
@@ -276,7 +286,12 @@ def train_backend(config: RunConfig) -> Any:
     if not torch.cuda.is_available():
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     ranks = init_distributed(timeout_s=config.cluster.distributed_timeout_minutes * 60)
-    return FsdpBackend(ranks, shared_prefix=config.train.shared_prefix, cores=CoreShare.from_environment())
+    return FsdpBackend(
+        ranks,
+        shared_prefix=config.train.shared_prefix,
+        value_head=value_head,
+        cores=CoreShare.from_environment(),
+    )
 
 
 def engine_names(config: RunConfig) -> Any:
@@ -413,7 +428,7 @@ def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = 
         ),
         sample_filter=sample_filter(config, args),
         post_process=post_process(config, args),
-        details=details_writer(config, tables(config)),
+        details=details_writer(config, bus_tables(config)[2:]),
         evaluate=evaluator.run if config.eval_datasets else None,
         engine_requests=EngineRequests(fleet.names, refused=refused, wall_time=time.time),
         close=close,

@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 TRACKER = "latest_checkpointed_iteration.txt"
 STATE = "run_state.json"
 CONTENTS = "contents.json"
-MODEL, REFERENCE = "model", "reference"  # folders: of the actor, and of a reference that has been refreshed
+# folders: of the actor, of a reference that has been refreshed, of the critic
+MODEL, REFERENCE, CRITIC = "model", "reference", "critic"
 DIGEST_LIMIT_BYTES = 16 << 20  # larger files are compared by their size: reading them takes as long as loading them
 
 

@@ -17,6 +17,7 @@ from relax.components.messages import Roles
 from relax.components.sft_messages import SftRoles
 from relax.config.run import RunConfig
 from relax.core.build import algorithm_options, tables
+from relax.core.critic_files import critic_checkpoint
 from relax.core.critical_path import critical_path
 from relax.core.engine_keeper import EngineKeeper, EnginePool, KeeperSettings
 from relax.core.metrics_link import MetricsDoor, MetricsLink
@@ -333,7 +334,8 @@ async def make_loop(
     if resumption is None:
         await start_over(loop)
     else:
-        await resume(loop, resumption)
+        critic = critic_checkpoint(config, resumption.folder) if config.uses_critic else None
+        await resume(loop, resumption, critic)
     return loop
 
 
@@ -375,6 +377,9 @@ def loop_settings(config: RunConfig, folder: RunFolder) -> LoopSettings:
         save_dir=folder.root if config.checkpoint.save else None,
         save_interval=config.checkpoint.save_interval,
         save_hf=config.checkpoint.save_hf,
+        critic_only_steps=config.critic_only_steps,
+        critic_save=config.critic.critic_save,
+        asks_student=config.asks_student,
         engines_return=config.cluster.use_fault_tolerance,
     )
 

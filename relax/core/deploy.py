@@ -3,7 +3,7 @@
 
     driver                     bus owner, router process, this object
     worker rollout             rollout and advantages roles (CPU)
-    worker actor-{rank}        one training rank
+    worker actor-{rank}        one training rank; critic-{rank} likewise
     worker reference, actor_fwd  one forward rank each
     worker engine-{i}          owns one engine process
     serve: one door a role, and `control`
@@ -29,6 +29,7 @@ from relax.core.build import Wiring
 from relax.core.metrics_link import MetricsDoor
 from relax.core.placement import Placement, check_slots, on_node, spreads
 from relax.core.ray_engines import RayEngines
+from relax.core.ray_served import RayServed
 from relax.core.run_folder import RunFolder
 from relax.core.serve_logs import ServeLogs
 from relax.core.training_loop import first_error
@@ -60,6 +61,9 @@ LAUNCH_VARIABLES = ("RELAX_JOB", "RELAX_CHECKOUT")  # by which an entry point kn
 TRAIN_PRELOAD = ("torch", "transfer_queue", "transformers")
 ROLLOUT_PRELOAD = ("torch", "transfer_queue", "transformers")
 FORWARD_ROLES = ("reference", "actor_fwd")
+BUILD_TEACHER = "relax.core.build_teacher:build_teacher"
+BUILD_GENRM = "relax.core.build_genrm:build_genrm"
+TRAINED_ROLES = ("actor", "critic")  # groups of ranks
 WORKER_STOP_S = 20.0
 THREAD_WAIT_S = 30.0
 DOOR_TIMEOUT_S = 10.0
@@ -83,6 +87,7 @@ class RayDeployment:
         self.engines = RayEngines(
             config, self._folder, spawn=self._spawn_engine, stop=self._stop_worker, hosting=self._hosting
         )
+        self._served = RayServed(config, self._folder, spawn=self._spawn_engine, hosting=self._hosting)
         self._control: Any = None
         self._serving = False
         self.http_address: str | None = None
@@ -137,16 +142,18 @@ class RayDeployment:
             attachment = starting.create_task(self._in_thread(self._bus.start))
             router = starting.create_task(self._start_router(cluster.host))
             engines = starting.create_task(self.engines.start_first(spread=self._spread))
-            ranks = starting.create_task(self._rank_environment())
+            served = starting.create_task(self._served.start(spread=self._spread))
+            ranks = [starting.create_task(self._rank_environment(role)) for role in self._trained]
             if config.cluster.serve_http:
                 starting.create_task(self._in_thread(lambda: self._start_doors(card)))
-        await ranks
+        await asyncio.gather(*ranks)
         wiring = Wiring(
             run_dir=self._folder.root,
             shared_dir=self._shared_dir,
             **await self._routed(router.result(), engines.result()),
             bus_attachment=attachment.result(),
             engine_urls=engines.result(),
+            served_urls=served.result(),
             namespace=self._namespace,
             metrics_url=f"{self.http_address}/metrics" if self.metrics_door is not None else None,
             actor_host=(await self._await(self._workers["actor-0"].ready.remote(), "actor-0"))["host"],
@@ -197,12 +204,27 @@ class RayDeployment:
         """Create every worker's process; they import while the rest comes up."""
         config = self._config
         self._worker("rollout", ROLLOUT_PRELOAD, {"num_cpus": 0, "resources": on_node(node)})
-        for rank in range(config.resource["actor"].gpus):
-            self._worker(f"actor-{rank}", TRAIN_PRELOAD, self._seat("actor", rank), dict(config.train.train_env_vars))
+        for role in self._trained:
+            for rank in range(config.resource[role].gpus):
+                env = dict(config.train.train_env_vars)
+                self._worker(f"{role}-{rank}", TRAIN_PRELOAD, self._seat(role, rank), env)
         for role in FORWARD_ROLES:
             if role in config.resource:
                 self._worker(role, TRAIN_PRELOAD, self._seat(role, 0))
+        if self._teacher_host == "teacher":
+            self._worker("teacher", TRAIN_PRELOAD, self._seat("teacher", 0))
         self.engines.spawn_first(self._places)
+        self._served.spawn(self._places)
+
+    @property
+    def _teacher_host(self) -> str | None:
+        """The worker of the teacher role: a rank computes, and one that only asks engines sits with the rollout."""
+        opd = self._config.distillation
+        return None if not opd.use_opd else "teacher" if opd.opd_type == "megatron" else "rollout"
+
+    @property
+    def _trained(self) -> list[str]:
+        return [role for role in TRAINED_ROLES if role in self._config.resource]
 
     def _spawn_engine(self, name: str, options: Mapping[str, Any]) -> Any:
         self._worker(name, (), options)
@@ -239,37 +261,55 @@ class RayDeployment:
         shared = section.lend_cores and not section.deterministic and not self._spread
         return {CORE_SHARE: str(self._shared_dir / "cores")} if shared else {}
 
-    async def _rank_environment(self) -> None:
-        """Tell the training ranks where they meet; one rank needs no process group."""
-        world = self._config.resource["actor"].gpus
+    async def _rank_environment(self, role: str) -> None:
+        """Tell the ranks of a role where they meet; one rank needs no process group."""
+        world = self._config.resource[role].gpus
         if world == 1:
             return
-        first = await self._await(self._workers["actor-0"].ready.remote(), "actor-0")
-        port = await self._await(self._workers["actor-0"].free_port.remote(), "actor-0")
+        first = await self._await(self._workers[f"{role}-0"].ready.remote(), f"{role}-0")
+        port = await self._await(self._workers[f"{role}-0"].free_port.remote(), f"{role}-0")
         for rank in range(world):
             env = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0"}
             env |= {"MASTER_ADDR": first["host"], "MASTER_PORT": str(port)}
-            await self._await(self._workers[f"actor-{rank}"].set_env.remote(env), f"actor-{rank}")
+            await self._await(self._workers[f"{role}-{rank}"].set_env.remote(env), f"{role}-{rank}")
 
     async def _build_roles(self, wiring: Wiring) -> Any:
         config, build = self._config, "relax.core.build:"
-        ranks = range(config.resource["actor"].gpus)
+        ranks = {role: range(config.resource[role].gpus) for role in self._trained}
+        builders = {"actor": build + "build_actor", "critic": "relax.core.build_critic:build_critic"}
         forward = [role for role in FORWARD_ROLES if role in config.resource]
         async with asyncio.TaskGroup() as building:
             building.create_task(self._build("rollout", "rollout", build + "build_rollout", config, wiring))
-            actors = [
-                building.create_task(self._build(f"actor-{r}", "actor", build + "build_actor", config, wiring, r))
-                for r in ranks
-            ]
+            trained = {
+                (role, rank): building.create_task(
+                    self._build(f"{role}-{rank}", role, builders[role], config, wiring, rank)
+                )
+                for role, own in ranks.items()
+                for rank in own
+            }
             for role in forward:
                 building.create_task(self._build(role, role, build + "build_forward", role, config, wiring))
+            if self._teacher_host == "teacher":
+                building.create_task(self._build("teacher", "teacher", BUILD_TEACHER, config, wiring))
         await self._build("rollout", "advantages", build + "build_advantages", config, wiring)
+        if self._teacher_host == "rollout":
+            await self._build("rollout", "teacher", BUILD_TEACHER, config, wiring)
+        if config.has_judge:
+            await self._build("rollout", "genrm", BUILD_GENRM, config, wiring)
         return Roles(
             rollout=self._handle("rollout", "rollout"),
-            actor=RemoteGroup([self._handle(f"actor-{r}", "actor") for r in ranks]),
             advantages=self._handle("rollout", "advantages"),
+            **{
+                role: RemoteGroup([self._handle(f"{role}-{rank}", role) for rank in own])
+                for role, own in ranks.items()
+            },
             **{role: self._handle(role, role) for role in forward},
-            facts={"actor": actors[0].result(), "http": self.http_address, "engines": dict(wiring.engine_urls)},
+            teacher=self._handle(self._teacher_host, "teacher") if self._teacher_host else None,
+            facts={
+                "actor": trained["actor", 0].result(),
+                "http": self.http_address,
+                "engines": dict(wiring.engine_urls),
+            },
         )
 
     async def _build(self, worker: str, role: str, path: str, *args: Any) -> Any:
@@ -284,8 +324,13 @@ class RayDeployment:
 
     def _doors(self) -> dict[str, str]:
         """{role: worker} of the roles that have routes."""
-        doors = {"rollout": "rollout", "actor": "actor-0", "advantages": "rollout"}
-        return doors | {role: role for role in FORWARD_ROLES if role in self._config.resource}
+        doors = {"rollout": "rollout", "advantages": "rollout", **{role: f"{role}-0" for role in self._trained}}
+        doors |= {role: role for role in FORWARD_ROLES if role in self._config.resource}
+        if self._teacher_host is not None:
+            doors["teacher"] = self._teacher_host
+        if self._config.has_judge:
+            doors["genrm"] = "rollout"
+        return doors
 
     def _start_doors(self, card: str | None) -> None:
         """One proxy, one application a role, all at once."""
@@ -341,8 +386,10 @@ class RayDeployment:
                 if self._router is not None:
                     watching.create_task(self._watch_router(self._router))
                 for name in self._workers:
-                    if not name.startswith("engine-"):
+                    if not is_engine(name):
                         watching.create_task(self._watch_worker(name))
+                for name in self._served.names:
+                    watching.create_task(self._served.watch(name))
         except BaseExceptionGroup as group:
             raise first_error(group) from None
 
@@ -362,7 +409,7 @@ class RayDeployment:
         self.engines.close()
         if self._cluster is None:
             return
-        engines = [name for name in self._workers if name.startswith("engine-")]
+        engines = [name for name in self._workers if is_engine(name)]
         others = [name for name in self._workers if name not in engines]
         for names in (others, engines):
             await asyncio.gather(*(self._stop_worker(name) for name in names))
@@ -415,6 +462,11 @@ class _MetricsDoor:
 
     async def take_reports(self, board: str, after: int, wait_s: float) -> Any:
         return await self._handle.take_reports.remote(board, after, wait_s)
+
+
+def is_engine(worker: str) -> bool:
+    """The worker owns an engine's process: engine-0, teacher-engine-0."""
+    return worker.startswith("engine-") or "-engine-" in worker
 
 
 def take_signals_back() -> None:

@@ -4,6 +4,7 @@
 /{role}/get_step, set_step, status, health   every role
 /{role}/stop_service                         every role: the run ends after the rollout in training
 /rollout/...                                 the rollout role, see rollout_door.py; /rollout/v1/...: chat_door.py
+/genrm/...                                   judge models, see genrm_door.py
 /dcs_coordinator/...                         membership and weight versions
 /metrics/...                                 the metrics service, see metrics_door.py
 /scale_rollout                               so many engines in all
@@ -20,13 +21,14 @@ from fastapi import APIRouter, FastAPI, HTTPException
 from fastapi.routing import APIRoute
 
 from relax.core.chat_door import add_chat_routes
+from relax.core.genrm_door import add_genrm_routes
 from relax.core.metrics_door import build_metrics_routes, process_board
 from relax.core.rollout_door import Call, add_rollout_routes, add_scale_route
 from relax.distributed.checkpoint_service.api import build_coordinator_routes
 from relax.distributed.checkpoint_service.base import WeightManifest
 from relax.distributed.checkpoint_service.coordinator import Coordinator
 from relax.schedule.clock import RealClock
-from relax.utils.errors import RelaxError
+from relax.utils.errors import EngineLost, RelaxError
 from relax.utils.stacks import answer_as
 
 DOOR_OPTIONS = {"num_cpus": 0}
@@ -40,6 +42,8 @@ def role_app(role: str, worker_name: str, namespace: str) -> Any:
         return await call_worker(worker_name, namespace, role, method, *args)
 
     http = FastAPI(title=f"Relax {role}")
+    if role == "genrm":  # its own /health comes first
+        add_genrm_routes(http, call)
     add_common_routes(http, call)
     if role == "rollout":
         add_rollout_routes(http, call)
@@ -192,6 +196,8 @@ async def call_worker(worker_name: str, namespace: str, role: str, method: str, 
         refused = getattr(error.cause, "status", None)  # of a role that has an answer of its own
         if isinstance(refused, int):
             raise HTTPException(refused, str(error.cause)) from error
+        if isinstance(error.cause, EngineLost):
+            raise HTTPException(503, str(error.cause)) from error
         status = 400 if isinstance(error.cause, (RelaxError, ValueError, AttributeError)) else 500
         raise HTTPException(status, f"{type(error.cause).__name__}: {error.cause}") from error
     except ray.exceptions.RayActorError as error:

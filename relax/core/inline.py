@@ -21,9 +21,13 @@ from relax.core.build import (
     build_advantages,
     build_forward,
     build_rollout,
+    bus_tables,
     engine_config,
-    tables,
 )
+from relax.core.build_critic import build_critic
+from relax.core.build_genrm import build_genrm
+from relax.core.build_teacher import build_teacher
+from relax.core.served_models import serve_in_process
 from relax.distributed.bus.local import LocalBus
 from relax.distributed.checkpoint_service.base import WeightManifest
 from relax.schedule.clock import RealClock
@@ -54,24 +58,34 @@ class InlineDeployment:
         config, wiring = self._config, self._wiring
         self._app = await asyncio.to_thread(build_app, EngineSettings.from_config(engine_config(config)))
         client = AsgiEngineClient(self._app)
-        producers = {t: r for t, r in PRODUCERS.items() if t in ("rollout", "media", *tables(config))}
+        producers = {t: r for t, r in PRODUCERS.items() if t in bus_tables(config)}
         shared = InProcess(LocalBus(producers), {"engine-0": client}, RealClock())
         register_local(f"http://{INLINE_HOST}:{INLINE_PORT}", client)
         rollout = build_rollout(config, wiring, shared)
         actor = shared.actor = build_actor(config, wiring, shared=shared)
         advantages = build_advantages(config, wiring, shared)
         self._roles = [rollout, actor, advantages]
-        forward = {}
+        others = {}
         for role in ("reference", "actor_fwd"):
             if role in config.resource:
-                forward[role] = build_forward(role, config, wiring, shared)
-                self._roles.append(forward[role])
+                others[role] = build_forward(role, config, wiring, shared)
+        if config.uses_critic:
+            others["critic"] = build_critic(config, wiring, shared=shared)
+        served = await serve_in_process(config)
+        if config.distillation.use_opd:
+            own = {name: client for name, client in served.items() if name.startswith("teacher-")}
+            others["teacher"] = build_teacher(config, wiring, shared, own)
+        self._roles += others.values()
+        if config.has_judge:
+            own = {name: client for name, client in served.items() if name.startswith("genrm-")}
+            self._roles.append(build_genrm(config, wiring, shared, own))
+            await self._roles[-1].start()
         await rollout.start()
         info = await actor.start()
-        for role in forward.values():
+        for role in others.values():
             await role.start()
         engine = await client.info()
-        return Roles(rollout, actor, advantages, **forward, facts={"actor": info, "engines": {"engine-0": engine}})
+        return Roles(rollout, actor, advantages, **others, facts={"actor": info, "engines": {"engine-0": engine}})
 
     @property
     def engines(self) -> None:

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """Which card each rank and engine sits on: one bundle a card, bundles sorted by node.
 
-Colocate has one placement group, sized by the larger of actor and rollout; rank i takes half of bundle i, an engine a
-quarter of its bundles. Otherwise every role with cards has a group of its own. Without GPUs the custom resource
-`slot` stands for a card, in the same code.
+Colocate has one placement group, sized by the largest of the roles that take turns; of bundle i, actor rank i takes
+a half, critic rank i a quarter, and an engine a quarter of its bundles. Otherwise every role with cards has a group of
+its own. Without GPUs the custom resource `slot` stands for a card, in the same code.
 
 A run that fits the driver's node stays there: router and engines listen on loopback, and weight versions go through
 that node's memory. A larger one is spread over nodes, whose network its router and engines then listen on.
@@ -21,7 +21,7 @@ from relax.distributed.ray.cluster import SLOT
 from relax.utils.errors import ConfigError, InfrastructureError, RelaxError
 
 READY_TIMEOUT_S = 120.0
-ACTOR_SHARE, ENGINE_SHARE = 0.5, 0.25
+SHARES = {"actor": 0.5, "critic": 0.25, "rollout": 0.25}  # of a card, where roles take turns
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Placement:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         name = self._group_of(role)
-        share = (ACTOR_SHARE if role == "actor" else ENGINE_SHARE) if self._colocate and role in SHARED else 1.0
+        share = SHARES[role] if self._colocate and role in SHARED else 1.0
         strategy = PlacementGroupSchedulingStrategy(
             placement_group=self._groups[name], placement_group_bundle_index=self._order[name][place]
         )

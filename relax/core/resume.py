@@ -54,8 +54,8 @@ def find_resumption(load: str | None, start_rollout_id: int | None, dataset_dige
     return Resumption(folder.resolve(), state, first)
 
 
-async def resume(loop: TrainingLoop, resumption: Resumption) -> None:
-    """Load the roles and put the loop where the checkpoint was written."""
+async def resume(loop: TrainingLoop, resumption: Resumption, critic: Path | None = None) -> None:
+    """Load the roles and put the loop where the checkpoint was written; `critic` is the critic's part of it."""
     folder, state, first = resumption.folder, resumption.state, resumption.first
     if os.environ.get(FORGET_VARIABLE):
         state = RunState(**{**state.__dict__, "open_groups": (), "finished_groups": (), "draw_again": ()})
@@ -64,6 +64,8 @@ async def resume(loop: TrainingLoop, resumption: Resumption) -> None:
     await loop.roles.actor.load(str(folder / MODEL), first, own)
     if reference is not None and loop.roles.reference is not None:
         await loop.roles.reference.load(reference)
+    if critic is not None and loop.roles.critic is not None:
+        await loop.roles.critic.load(str(critic), first)
     await loop.roles.rollout.set_step(first)
     undone = await _undone(loop, resumption)
     restored = await loop.roles.rollout.restore(state.finished_groups, str(resumption.run.trace))

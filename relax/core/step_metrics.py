@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from relax.algorithms.reduce import GRADIENT_SQUARE, divisor_of, effective_sample_fraction, gradient_norms
+from relax.algorithms.value_moments import explained_variance
 from relax.components.messages import AdvantageReport, EvalReport, ReleaseReport, RolloutReport, TrainReport
 from relax.core import critical_path
 from relax.schedule.clock import Clock
@@ -20,7 +21,8 @@ ON_THE_PATH = frozenset(
     {"perf/step_s", "perf/generate_s/mean", "perf/reward_s/mean", *(name for name, _ in critical_path.PARTS)}
 )
 # What a loss reports, and the objective terms: their value is the sum over the step divided by its divisor.
-OBJECTIVE = ("loss", "policy_loss", "kl_loss", "entropy_loss", "mtp_loss")
+OBJECTIVE = ("loss", "policy_loss", "kl_loss", "entropy_loss", "mtp_loss", "opd_loss")
+MOMENTS = ("value_residual", "return")  # of the critic's loss, each with its square
 
 
 class StepMetrics:
@@ -95,6 +97,25 @@ class StepMetrics:
             metrics.maximum("train/engine_log_prob_diff/max", difference.max)
         self.num_steps += report.num_steps
         metrics.gauge("train/optimizer_steps", self.num_steps)
+
+    def critic_trained(self, advantages: AdvantageReport, report: TrainReport) -> None:
+        metrics, sums = self._metrics, report.metrics
+        if "value_loss" in sums:
+            metrics.mean("train/value_loss", sums["value_loss"][0], sum(advantages.divisors))
+        for name in ("value_clip_fraction", "value", "return"):
+            if name in sums:
+                metrics.mean(f"train/{name}", *sums[name])
+        if "return" in sums:
+            moments = [(*(sums[n][0] for n in (name, f"{name}_square")), sums[name][1]) for name in MOMENTS]
+            explained = explained_variance(*moments)
+            if explained is not None:
+                metrics.gauge("train/explained_variance", explained)
+        for name, own in (("grad_norm", "train/critic_grad_norm"), ("lr", "train/critic_lr")):
+            if name in report.gauges:
+                metrics.gauge(own, report.gauges[name])
+        seconds = [report.seconds[name] for name in ("forward_backward", "step") if name in report.seconds]
+        if seconds:
+            metrics.gauge("perf/critic_s", sum(seconds))
 
     def _importance(self, report: TrainReport) -> None:
         first, second = report.metrics.get("importance"), report.metrics.get("importance_square")

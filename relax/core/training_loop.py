@@ -36,10 +36,12 @@ from relax.components.messages import (
     partition_of,
 )
 from relax.core.checkpoint import REFERENCE, RunState, write_checkpoint
+from relax.core.critic_files import critic_target
 from relax.core.part_reports import join_advantages, join_releases, join_trainings
 from relax.core.prompt_order import PromptOrder
 from relax.core.run_folder import RunFolder
 from relax.core.step_metrics import StepMetrics
+from relax.core.trainers import Trainers
 from relax.distributed.checkpoint_service.base import WeightManifest
 from relax.distributed.trace import sync_files
 from relax.schedule import events as ev
@@ -72,6 +74,9 @@ class LoopSettings:
     save_interval: int | None = None
     save_hf: str | None = None  # path with {rollout_id}, written with each checkpoint and at the end
     rollout_deadline_s: float = 1800.0  # without any group ending, the run is stuck
+    critic_only_steps: float = 0  # rollouts that train the critic alone
+    critic_save: str | None = None  # folder of the critic's checkpoints; None: in those of the run
+    asks_student: bool = False  # the actor writes its likeliest ids before the teacher is asked
     engines_return: bool = False  # dead engines are started again, so a run may be without one for a while
 
 
@@ -107,6 +112,12 @@ class TrainingLoop:
     _last_saved: int = -1
     _last_report: int = 0  # number of the rollout role's newest report
     _training: bool = False  # the train loop has a rollout in hand
+
+    def __post_init__(self) -> None:
+        roles, settings = self.roles, self.settings
+        self.trainers = Trainers(
+            roles.actor, roles.critic, shared=settings.mode == "colocate", only_critic=settings.critic_only_steps
+        )
 
     async def run(self) -> None:
         """Train until the scheduler is finished. The first failure cancels the other loops and is raised as it is."""
@@ -291,7 +302,7 @@ class TrainingLoop:
     async def _train_one(self, rollout_id: int, release: ReleaseReport) -> None:
         if self.settings.mode == "colocate":
             await self.roles.rollout.offload()
-            await self.roles.actor.onload()
+            await self.trainers.wake()
         self._take(rollout_id)
         started = self.clock.now()
         release, advantages, report = await self._train_parts(rollout_id, release)
@@ -299,6 +310,9 @@ class TrainingLoop:
             await self._exhausted()
         self._step(rollout_id)
         self.journal.append(trained_event(report, advantages.divisors))
+        if (critic := self.trainers.critic_report) is not None:
+            self.journal.append(trained_event(critic, advantages.divisors, ev.CriticTrained))
+            self.metrics.critic_trained(advantages, critic)
         self.journal.append(ev.Timing("train", rollout_id, started, self.clock.now() - started))
         self.metrics.trained(release, advantages, report)
         await self.roles.rollout.drop(partition_of(rollout_id))
@@ -330,7 +344,7 @@ class TrainingLoop:
                 )
                 releases.append(release)
                 advantages.append(weighed)
-                reports.append(await self.roles.actor.train(task))
+                reports.append(await self.trainers.train(task))
         report = join_trainings(reports)
         self.stop_requested |= report.stop_requested
         return join_releases(releases), join_advantages(advantages, self.settings.parts_per_step), report
@@ -339,16 +353,21 @@ class TrainingLoop:
         self, rollout_id: int, release: ReleaseReport, prepared: asyncio.Queue[tuple[ReleaseReport, AdvantageReport]]
     ) -> None:
         """Let the other roles write their columns, part after part."""
+        first = True
         while True:
             groups = release.groups
-            first = self.roles.actor if self.settings.reference_first else None
-            forwards = [
-                role.score(rollout_id, groups) for role in (self.roles.reference, self.roles.actor_fwd, first) if role
-            ]
-            advantages, *scored = await asyncio.gather(
-                self.roles.advantages.compute(rollout_id, tuple(g.group for g in groups), release.last), *forwards
+            reference = self.roles.actor if self.settings.reference_first else self.roles.reference
+            scorers = (reference, self.roles.actor_fwd, self.roles.teacher)
+            forwards = [role.score(rollout_id, groups) for role in scorers if role]
+            if self.settings.asks_student:
+                forwards.append(self.roles.actor.propose(rollout_id, groups))
+            advantages, valued, *scored = await asyncio.gather(
+                self.roles.advantages.compute(rollout_id, tuple(g.group for g in groups), release.last),
+                self.trainers.value(rollout_id, release, first=first),
+                *forwards,
             )
-            self.stop_requested |= any(answer.stop_requested for answer in (advantages, *scored))
+            first = False
+            self.stop_requested |= valued or any(answer.stop_requested for answer in (advantages, *scored))
             await prepared.put((release, advantages))
             if release.last:
                 return
@@ -393,7 +412,7 @@ class TrainingLoop:
         if version > self._reference_version and self._is_due(version - 1, self.settings.update_weights_interval):
             await self._refresh_reference(manifest)  # a checkpoint that was written before its version was published
         if self.settings.mode == "colocate":
-            await self.roles.actor.offload()
+            await self.trainers.sleep()
         if self.settings.eval_interval and self.settings.eval_before_train and version == 0:
             await self._start_eval(-1, version)
 
@@ -510,6 +529,9 @@ class TrainingLoop:
         if settled.contained is None:
             logger.warning("no checkpoint at the end: stopped inside the training of %d", self.scheduler.stepped)
             return
+        if (why := await self.trainers.apart(settled)) is not None:
+            logger.warning("no checkpoint at the end: %s", why)
+            return
         interval = self.settings.save_interval
         if self.scheduler.settings.deterministic and (not interval or settled.contained % interval):
             logger.info("no checkpoint at the end: a deterministic run is saved where nothing is being generated")
@@ -563,6 +585,7 @@ class TrainingLoop:
         await self.roles.actor.save(folder, reference if self.roles.reference is None else None)
         if reference is not None and self.roles.reference is not None:
             await self.roles.reference.save(reference)
+        await self.trainers.save_critic(str(critic_target(self.settings.critic_save, folder)))
 
     async def _sync_rollout(self, finished: Sequence[StoredGroup]) -> int:
         """Trace and journal of what the checkpoint refers to are on disk; returns the end of that journal."""
@@ -601,10 +624,10 @@ def chain_digest(digest: str, groups: Sequence[tuple[int, str]]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def trained_event(report: TrainReport, divisors: Sequence[float]) -> ev.Trained:
+def trained_event(report: TrainReport, divisors: Sequence[float], kind: type[ev.Trained] = ev.Trained) -> ev.Trained:
     """A training report as the journal keeps it."""
     uids = sorted({uid for by_uid in report.checksums.values() for uid in by_uid})
-    return ev.Trained(
+    return kind(
         report.rollout_id,
         tuple(f"{group}.{place}" for group, place in uids),
         {

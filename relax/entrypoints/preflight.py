@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 from relax.config.columns import LABEL_COLUMNS, PROMPT_COLUMNS
 from relax.config.flags import nearest, option_name
 from relax.config.run import RunConfig
+from relax.core.critic_files import check_critic_files
 from relax.entrypoints.machine_check import machine_notes, machine_problems
 from relax.entrypoints.model_check import checkpoint_notes, checkpoint_problems, model_problems
+from relax.entrypoints.served_check import judge_problems, teacher_problems
 from relax.entrypoints.tracker_check import installed, tracker_notes, tracker_problems
 from relax.utils.errors import ConfigError
 
@@ -56,6 +58,8 @@ def preflight(config: RunConfig) -> Findings:
             check = check_data
         notes = check(config, rows, [*model_problems(config)])
         problems = [*checkpoint_problems(config, rows.digest)]
+        check_critic_files(config)
+        problems += [*teacher_problems(config), *judge_problems(config)]
         now = [*machine_problems(config), *tracker_problems(config, installed)]
         if config.cluster.dry_run:  # a dry run may describe a run of later, or of another machine
             notes += [f"would not start now: {problem}" for problem in now]

@@ -215,6 +215,13 @@ class Trained(Event):
 
 
 @dataclass(frozen=True)
+class CriticTrained(Trained):
+    """The same of the critic, when there is one."""
+
+    kind = "critic_trained"
+
+
+@dataclass(frozen=True)
 class Weights(Event):
     """The checksum of each tensor of a published version."""
 
@@ -257,6 +264,7 @@ EVENTS: dict[str, type[Event]] = {
         Completed,
         Rewarded,
         Trained,
+        CriticTrained,
         Weights,
         Timing,
     )

@@ -124,6 +124,19 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec(
         "train/gradient_norm/{term}", "gauge", "1", "root of the sum of squares of the term's derivatives by log-probs"
     ),
+    MetricSpec("train/opd_kl", "mean", "nats", "divergence from the teacher by --opd-kl-type, trained tokens"),
+    MetricSpec("train/opd_loss", "mean", "nats", "the teacher's term with its coefficient, weighted"),
+    MetricSpec("train/value_loss", "mean", "reward^2", "the critic's loss, weighted as the policy loss is"),
+    MetricSpec("train/value_clip_fraction", "mean", "1", "trained tokens whose held value decided the critic's loss"),
+    MetricSpec("train/value", "mean", "reward", "the critic's value of trained tokens, while it trains"),
+    MetricSpec("train/return", "mean", "reward", "what the critic is trained on"),
+    MetricSpec(
+        "train/explained_variance", "gauge", "1", "1 - Var(return - value) / Var(return), values before training"
+    ),
+    MetricSpec(
+        "train/critic_grad_norm", "gauge", "1", "the critic's gradient norm after the divisor, before the clip"
+    ),
+    MetricSpec("train/critic_lr", "gauge", "1", "the critic's learning rate"),
     MetricSpec("train/grad_norm", "gauge", "1", "gradient norm after the divisor, before the clip"),
     MetricSpec("train/lr", "gauge", "1", "learning rate of the step"),
     MetricSpec("train/optimizer_steps", "gauge", "steps", "optimizer steps so far"),
@@ -172,6 +185,7 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("perf/reward_s/max", "max", "s", "slowest reward of the step"),
     MetricSpec("perf/forward_backward_s", "gauge", "s", "actor's forward and backward"),
     MetricSpec("perf/score_s", "gauge", "s", "actor's scoring of reference, old and sampled log-probs"),
+    MetricSpec("perf/critic_s", "gauge", "s", "the critic's forward, backward and update"),
     MetricSpec("perf/optimizer_s", "gauge", "s", "gradient reduction, clip and update"),
     MetricSpec("perf/weight_sync_s", "gauge", "s", "publish to installed in every engine"),
     MetricSpec("perf/generation_stall_s", "gauge", "s", "engines held still for a weight install"),

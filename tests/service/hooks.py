@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from relax.engine.rewards.judges import GenRMClient
 from relax.engine.rollout.sglang_rollout import GenerateState
 from relax.utils.collect_stacks import collect, report
 from relax.utils.http_utils import post
@@ -138,3 +139,15 @@ async def generate_wrong_length(args, sample: Sample, sampling_params) -> Sample
 def text_reward(args: Any, sample: Sample, **kwargs: Any) -> float:
     """Differs between samples, and is a function of the text alone."""
     return float(len(sample.response) % 5)
+
+
+def share_of_even_tokens(args: Any, sample: Sample, **kwargs: Any) -> float:
+    """Dense and learnt in a few updates: the share of even token ids."""
+    ids = sample.tokens[-sample.response_length :]
+    return sum(1.0 for token in ids if token % 2 == 0) / max(1, len(ids))
+
+
+async def judged_length(args: Any, sample: Sample, **kwargs: Any) -> float:
+    """How long a judge's answer about the response is, in characters."""
+    question = [{"role": "user", "content": f"What do you think of {sample.response!r}?"}]
+    return float(1 + len(await GenRMClient().generate(question)))

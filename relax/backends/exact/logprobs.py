@@ -79,7 +79,7 @@ def examine(
     above = torch.empty_like(log_probs)
     for start in range(0, len(targets), chunk):
         part = slice(start, start + chunk)
-        full = _chunk_distribution(hidden[part], weight, bias, temperature, suppressed)
+        full = chunk_distribution(hidden[part], weight, bias, temperature, suppressed)
         if top_p < 1 or top_k > 0:
             full = torch.stack([truncate_row(row, top_k, top_p) for row in full])
         own = full.gather(1, targets[part, None])
@@ -128,7 +128,7 @@ class _TokenLogProbs(torch.autograd.Function):
         kept = None
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
-            full = _chunk_distribution(hidden[part], weight, bias, temperature, suppressed)
+            full = chunk_distribution(hidden[part], weight, bias, temperature, suppressed)
             log_probs[part] = full.gather(1, targets[part, None])[:, 0]
             if entropy:
                 entropies[part] = -_plogp(full).sum(1)
@@ -147,7 +147,7 @@ class _TokenLogProbs(torch.autograd.Function):
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
             rows = hidden[part]
-            full = kept if kept is not None else _chunk_distribution(rows, weight, bias, temperature, suppressed)
+            full = kept if kept is not None else chunk_distribution(rows, weight, bias, temperature, suppressed)
             grad = full.exp().mul_(-grad_log_probs[part, None])
             if entropy:
                 grad -= (_plogp(full) + full.exp() * entropies[part, None]) * grad_entropies[part, None]
@@ -163,7 +163,7 @@ class _TokenLogProbs(torch.autograd.Function):
         return grad_hidden, grad_weight.to(weight.dtype), grad_bias, None, None, None, None, None
 
 
-def _chunk_distribution(
+def chunk_distribution(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, suppressed: Tensor | None
 ) -> Tensor:
     divisor = None if temperature == 1.0 else hidden.new_full((1, 1), temperature, dtype=torch.float32)

@@ -51,8 +51,10 @@ from relax.data.columns import TrainSequence
 from relax.utils.cores import CoreShare
 from relax.utils.errors import ConfigError, Divergence, InternalError
 
-_NEEDS = frozenset({"log_probs", "entropy", "values", "mass_above", "class_logits", "mtp_log_probs"})
-_OF_VOCABULARY = frozenset({"log_probs", "entropy", "mass_above", "mtp_log_probs"})
+_OF_VOCABULARY = frozenset(
+    {"log_probs", "entropy", "mass_above", "mtp_log_probs", "log_probs_at", "top_ids", "top_log_probs"}
+)
+_NEEDS = _OF_VOCABULARY | {"values", "class_logits"}
 
 
 class FsdpBackend:
@@ -131,6 +133,7 @@ class FsdpBackend:
             model.temperature,
             id_tensor(model.suppressed_ids, self.ranks.device),
             model.logprob_chunk,
+            num_top=model.num_top,
         )
         rank, world = self.ranks.rank, self.ranks.world_size
         return RankInfo(rank, world, rank, world, self.ranks.device, exact, reason, num_parameters)

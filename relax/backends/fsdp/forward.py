@@ -10,11 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from relax.backends.exact.id_logprobs import likeliest, log_probs_at
 from relax.backends.exact.logprobs import examine, head_logits, token_log_probs
 from relax.backends.exact.media import EncodedItem, PlacedItem
 from relax.backends.exact.model import AttentionName, ExactModel, checkpoint_layers
 from relax.backends.fsdp.batches import PackedBatch
 from relax.backends.fsdp.mtp import MtpLayers, layer_arguments
+
+AT_IDS = "at_ids"  # column of token ids [R, K], which float32 holds exactly below 2^24
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class ForwardOptions:
     chunk: int = 1024
     top_p: float = 1.0  # of `examine`; training knows no truncation
     top_k: int = -1
+    num_top: int = 0  # likeliest ids that `top_ids` and `top_log_probs` give
 
     @property
     def truncated(self) -> bool:
@@ -33,7 +37,7 @@ class ForwardOptions:
 
 
 class Forward(NamedTuple):
-    """Of the response tokens of a micro-batch, float32 `[R]`; None is what was not needed."""
+    """Of the response tokens of a micro-batch, float32 `[R]` but for ids; None is what was not needed."""
 
     log_probs: Tensor | None
     entropy: Tensor | None
@@ -42,6 +46,13 @@ class Forward(NamedTuple):
     class_logits: Tensor | None  # [R, K]
     mtp_log_probs: Tensor | None  # [R, depths], NaN where a depth cannot predict the token
     anchor: Tensor  # a zero
+    log_probs_at: Tensor | None = None  # [R, K] at the ids of the column `AT_IDS`
+    top_ids: Tensor | None = None  # [R, K] int64
+    top_log_probs: Tensor | None = None  # [R, K]
+
+    def without_rows(self) -> Forward:
+        """Of an empty micro-batch, whose forward had rows of no sequence."""
+        return self._replace(**{n: t[:0] for n, t in self._asdict().items() if t is not None and n != "anchor"})
 
 
 class TrainingModel(ExactModel):
@@ -94,14 +105,13 @@ class TrainingModel(ExactModel):
         if "class_logits" in needs:
             class_logits = head_logits(chosen, self.head.weight, self.head.bias).float()
         mtp_log_probs = self._mtp_log_probs(batch, hidden, options) if "mtp_log_probs" in needs else None
+        at, top_ids, top = self._of_ids(chosen, batch, needs, options)
         if batch.empty:
             # Target ids 0 to 3 may be suppressed: their log-prob is -inf, and zero times it is not a number.
-            anchor = anchor + sum(_zero(t) for t in (log_probs, values, class_logits, mtp_log_probs) if t is not None)
-            columns = (log_probs, entropy, values, mass_above, class_logits, mtp_log_probs)
-            log_probs, entropy, values, mass_above, class_logits, mtp_log_probs = (
-                None if t is None else t[:0] for t in columns
-            )
-        return Forward(log_probs, entropy, values, mass_above, class_logits, mtp_log_probs, anchor)
+            tied = (log_probs, values, class_logits, mtp_log_probs, at)
+            anchor = anchor + sum(_zero(t) for t in tied if t is not None)
+        found = Forward(log_probs, entropy, values, mass_above, class_logits, mtp_log_probs, anchor, at, top_ids, top)
+        return found.without_rows() if batch.empty else found
 
     def _mtp_log_probs(self, batch: PackedBatch, hidden: Tensor, options: ForwardOptions) -> Tensor:
         """`[R, depths]` of the response tokens; in an empty micro-batch `[4, depths]` of whatever stands there."""
@@ -137,6 +147,20 @@ class TrainingModel(ExactModel):
         super().gradient_checkpointing()
         if self.mtp is not None:
             checkpoint_layers(self.mtp.layers)
+
+    def _of_ids(
+        self, chosen: Tensor, batch: PackedBatch, needs: Collection[str], options: ForwardOptions
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Log-probs at the ids of the column `AT_IDS`, and the likeliest ids with theirs."""
+        head = (self.head.weight, self.head.bias)
+        how = {"temperature": options.temperature, "suppressed": options.suppressed, "chunk": options.chunk}
+        at = top_ids = top = None
+        if "log_probs_at" in needs:
+            ids = torch.zeros(len(chosen), 1) if batch.empty else batch.columns[AT_IDS]
+            at = log_probs_at(chosen, *head, ids.to(chosen.device, torch.int64), **how)
+        if needs & {"top_ids", "top_log_probs"}:
+            top_ids, top = likeliest(chosen, *head, options.num_top, **how)
+        return at, top_ids, top
 
     def _encode(self, batch: PackedBatch, towers: Collection[str]) -> tuple[list[PlacedItem], Tensor]:
         """Encoded items at their rows, and the zero of the encoders without data here."""

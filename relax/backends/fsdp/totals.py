@@ -57,6 +57,7 @@ def token_batch(batch: PackedBatch, found: Forward) -> TokenBatch:
         values=found.values,
         class_logits=found.class_logits,
         mtp_log_probs=found.mtp_log_probs,
+        log_probs_at=found.log_probs_at,
     )
 
 

@@ -7,8 +7,11 @@ from relax.config.flags import Section
 from relax.config.sections.algorithm import AlgorithmConfig
 from relax.config.sections.checkpoint import CheckpointConfig
 from relax.config.sections.cluster import ClusterConfig
+from relax.config.sections.critic import CriticConfig
 from relax.config.sections.data import DataConfig
+from relax.config.sections.distillation import DistillationConfig
 from relax.config.sections.eval import EvalConfig
+from relax.config.sections.genrm import GenrmConfig
 from relax.config.sections.logging import LoggingConfig
 from relax.config.sections.lora import LoraConfig
 from relax.config.sections.mtp import MtpConfig
@@ -29,9 +32,12 @@ SECTIONS: dict[str, type[Section]] = {
     "task": TaskConfig,
     "lora": LoraConfig,
     "mtp": MtpConfig,
+    "critic": CriticConfig,
+    "distillation": DistillationConfig,
     "optimizer": OptimizerConfig,
     "checkpoint": CheckpointConfig,
     "reward": RewardConfig,
+    "genrm": GenrmConfig,
     "logging": LoggingConfig,
     "sft": SftConfig,
 }
@@ -41,8 +47,11 @@ __all__ = [
     "AlgorithmConfig",
     "CheckpointConfig",
     "ClusterConfig",
+    "CriticConfig",
     "DataConfig",
+    "DistillationConfig",
     "EvalConfig",
+    "GenrmConfig",
     "LoggingConfig",
     "LoraConfig",
     "MtpConfig",

@@ -9,7 +9,10 @@ from relax.algorithms.spec import ALGOS
 from relax.config.flags import Section, above, above_up_to, at_least, flag, import_path
 
 ESTIMATORS = tuple(ALGOS)
-LATER = tuple(name for name in ("ppo",) if name not in ALGOS)
+
+
+def _unit(value: float) -> str | None:
+    return None if 0 <= value <= 1 else "must be >= 0 and <= 1"
 
 
 def _share(value: float) -> str | None:
@@ -20,7 +23,7 @@ def _share(value: float) -> str | None:
 class AlgorithmConfig(Section):
     """Advantages, clipping, KL and corrections for stale samples."""
 
-    advantage_estimator: str = flag("grpo", choices=ESTIMATORS, later=LATER, help="How rewards become advantages.")
+    advantage_estimator: str = flag("grpo", choices=ESTIMATORS, help="How rewards become advantages.")
     loss_type: str = flag(
         "policy_loss",
         choices=("policy_loss", "custom_loss", "sft", "dpo", "reward_model", "sft_loss", "sft-loss"),
@@ -47,6 +50,9 @@ class AlgorithmConfig(Section):
     use_unbiased_kl: bool = flag(False, help="Weight the KL estimate by the ratio, so that its gradient is unbiased.")
     ref_update_interval: int | None = flag(
         None, help="Rollouts after which the reference takes the actor's weights.", check=at_least(1), shown="never"
+    )
+    lambd: float = flag(
+        1.0, help="Decay of later errors in a PPO advantage; 1 takes whole returns, 0 one step.", check=_unit
     )
     entropy_coef: float = flag(0.0, help="Weight of the entropy bonus.")
     disable_grpo_std_normalization: bool = flag(
@@ -108,10 +114,4 @@ class AlgorithmConfig(Section):
         None,
         help="Take the engines' log-probs as the old policy.",
         shown="on when samples may be stale and nothing else corrects it",
-    )
-    use_opd: bool = flag(
-        False, help="On-policy distillation: sampled tokens are also drawn to the log-probs of a teacher."
-    )
-    teacher_hf_checkpoint: str | None = flag(
-        None, help="Hugging Face folder (or hub name) of the teacher of --use-opd; its vocabulary is the model's."
     )

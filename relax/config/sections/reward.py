@@ -15,7 +15,8 @@ class RewardConfig(Section):
     rm_type: str | None = flag(
         None,
         help="Built-in reward: math, gsm8k, geo3k, multiple_choice, gpqa, openr1mm, dapo, deepscaler, exact_match, "
-        "f1, remote_rm, random, dummy; boxed_NAME looks into the last box only. metadata.rm_type of a row goes first.",
+        "f1, dapo-genrm (a judge), remote_rm, random, dummy; boxed_NAME looks into the last box only. A row's "
+        "metadata.rm_type goes first.",
     )
     rm_type_infer: bool = flag(
         False,

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from relax.components.messages import TrainReport
 from relax.schedule import events as ev
 from relax.utils.jsonl import plain
 
@@ -74,7 +75,8 @@ def compare_columns(
     for column in sorted(recorded.columns, key=_column_order):
         check = Check(column)
         checks.append(check)
-        if inexact and column not in EXACT_EVERYWHERE:
+        of_values = "returns" in recorded.columns  # advantages that a critic's forward decides
+        if inexact and (column not in EXACT_EVERYWHERE or (of_values and column == "advantages")):
             check.skipped = inexact
             continue
         text, found = recorded.columns[column], checksums.get(column, {})
@@ -119,6 +121,18 @@ def compare_updates(
         norms = {name: (before[name], after[name]) for name in ("grad_norm", "lr")}
         _numbers(gradient, recorded.rollout_id, number, norms, bits=bits)
     return [loss, gradient]
+
+
+def compare_critic(
+    recorded: ev.Trained, divisors: Sequence[float], report: TrainReport, *, inexact: str, ranks: int
+) -> list[Check]:
+    """The critic's values and returns, its loss sums and its gradients."""
+    own = replace(recorded, columns={n: c for n, c in recorded.columns.items() if n in ("values", "returns")})
+    checks = compare_columns(own, report.checksums, inexact=inexact)
+    checks += compare_updates(recorded, divisors, report.steps, inexact=inexact, ranks=ranks)
+    for check in checks:
+        check.name = f"critic {check.name}"
+    return checks
 
 
 def compare_weights(

@@ -64,6 +64,7 @@ class StepRecord:
     parts: tuple[tuple[int, ...], ...]  # groups as they were bound, each part in uid order
     digest: str  # chained over all groups trained so far
     trained: ev.Trained | None = None  # None: an older run, which did not write it
+    critic: ev.CriticTrained | None = None  # of the critic, when the run has one
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -104,6 +105,10 @@ class RunRecord:
                         event.file, event.offset, event.length, event.digest, event.columns
                     )
         return record
+
+    @property
+    def critic_ranks(self) -> int:
+        return self.config.resource["critic"].gpus if "critic" in self.config.resource else 0
 
     # ------------------------------------------------------------------ steps
 
@@ -214,6 +219,9 @@ class _Line:
         elif isinstance(event, ev.Stepped):
             parts = self._bound.get(event.rollout_id, ())
             record.steps[event.rollout_id] = StepRecord(event.rollout_id, parts, event.digest)
+        elif isinstance(event, ev.CriticTrained):
+            if event.rollout_id in record.steps:
+                record.steps[event.rollout_id] = replace(record.steps[event.rollout_id], critic=event)
         elif isinstance(event, ev.Trained) and event.rollout_id in record.steps:
             record.steps[event.rollout_id] = replace(record.steps[event.rollout_id], trained=event)
         elif isinstance(event, ev.Published):

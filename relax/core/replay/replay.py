@@ -27,6 +27,7 @@ from relax.core.replay.compare import (
     Difference,
     StepOutcome,
     compare_columns,
+    compare_critic,
     compare_updates,
     compare_weights,
 )
@@ -167,6 +168,10 @@ class _Replaying:
             ranks = record.config.resource["actor"].gpus
             checks += compare_columns(step.trained, report.checksums, inexact=inexact)
             checks += compare_updates(step.trained, advantages.divisors, report.steps, inexact=inexact, ranks=ranks)
+        if step.critic is not None and (critic := self.rerun.critic_report) is not None:
+            checks += compare_critic(
+                step.critic, advantages.divisors, critic, inexact=inexact, ranks=record.critic_ranks
+            )
         checks.append(await self._publish(step.rollout_id))
         return StepOutcome(step.rollout_id, checks)
 

@@ -20,21 +20,28 @@ from relax.components.messages import (
     PRODUCERS,
     AdvantageReport,
     ReleasedGroup,
+    ReleaseReport,
     TrainReport,
     TrainTask,
     partition_of,
 )
 from relax.config.run import RunConfig, default_values
-from relax.core.build import InProcess, Wiring, build_actor, build_advantages, build_forward, tables
+from relax.core.build import InProcess, Wiring, build_actor, build_advantages, build_forward, bus_tables
+from relax.core.build_critic import build_critic
+from relax.core.build_teacher import build_teacher
 from relax.core.checkpoint import MODEL, REFERENCE
 from relax.core.controller import loop_settings
+from relax.core.critic_files import critic_checkpoint
 from relax.core.part_reports import join_advantages, join_trainings
 from relax.core.replay.record import RunRecord, Start, StepRecord
+from relax.core.served_models import serve_in_process
+from relax.core.trainers import Trainers
 from relax.data.columns import media_columns
 from relax.distributed.bus.base import Block
 from relax.distributed.bus.local import LocalBus
 from relax.distributed.checkpoint_service.base import WeightManifest
 from relax.schedule.clock import RealClock
+from relax.utils.errors import ConfigError
 from relax.utils.types import MediaFeatures
 
 Features = Mapping[int, Sequence[MediaFeatures]]  # by group, only of prompts that have media
@@ -57,7 +64,7 @@ def replay_config(config: RunConfig) -> RunConfig:
 def why_inexact(record: RunRecord) -> str:
     """Why bits of log-probs, gradients and weights need not come out again; "" when they must."""
     reasons, manifest = [], record.manifest
-    ranks = record.config.resource["actor"].gpus
+    ranks = max(record.config.resource["actor"].gpus, record.critic_ranks)
     if ranks > 1:
         reasons.append(f"{ranks} training processes added their gradients, here is one")
     device = manifest.get("device", "cpu")
@@ -85,9 +92,9 @@ class Rerun:
         config = replay_config(record.config)
         self._config, self._settings = config, loop_settings(config, record.folder)
         self.wiring = Wiring(record.folder.root, shared_dir)
-        bus = LocalBus({t: r for t, r in PRODUCERS.items() if t in ("rollout", "media", *tables(config))})
+        bus = LocalBus({t: r for t, r in PRODUCERS.items() if t in bus_tables(config)})
         shared = InProcess(bus, {}, RealClock())
-        self._bus = bus
+        self._bus, self._shared, self._teacher = bus, shared, None
         self._actor = build_actor(config, self.wiring, shared=shared, wrap_backend=wrap_backend)
         self._advantages = build_advantages(config, self.wiring, shared)
         self._forward = {
@@ -95,22 +102,46 @@ class Rerun:
             for role in ("reference", "actor_fwd")
             if role in config.resource
         }
+        self._critic = build_critic(config, self.wiring, shared=shared) if config.uses_critic else None
+        self._trainers = Trainers(
+            self._actor, self._critic, shared=False, only_critic=self._settings.critic_only_steps
+        )
 
     async def open(self, start: Start) -> WeightManifest:
         """Load the models and publish the weights that `start` means."""
         await self._actor.start()
         for role in self._forward.values():
             await role.start()
+        if self._critic is not None:
+            await self._critic.start()
+        if self._config.distillation.use_opd:
+            self._teacher = await self._open_teacher()
         if start.checkpoint is not None:
             kept = start.checkpoint / REFERENCE
             reference = str(kept) if kept.is_dir() and self._settings.actor_scores_reference else None
             await self._actor.load(str(start.checkpoint / MODEL), start.version, reference)
+            if self._critic is not None:
+                critic = critic_checkpoint(self._config, start.checkpoint)
+                await self._critic.load(str(critic), start.version)
         manifest = await self._actor.publish(start.version)
         if start.version > start.reference_version:  # written before its version was published
             await self._refresh_reference(manifest)
         if start.version > 0 and "actor_fwd" in self._forward:
             await self._forward["actor_fwd"].load_version(manifest)
         return manifest
+
+    async def _open_teacher(self) -> Any:
+        """The teacher that the run had, where it can be had again."""
+        config = self._config
+        if config.distillation.opd_teacher_url is not None:
+            raise ConfigError(
+                f"the run's teacher was the engine at --opd-teacher-url {config.distillation.opd_teacher_url}: what "
+                "it said is in no file, so steps of this run cannot be computed again"
+            )
+        engines = {} if config.distillation.opd_type == "megatron" else await serve_in_process(config)
+        teacher = build_teacher(config, self.wiring, self._shared, engines)
+        await teacher.start()
+        return teacher
 
     async def step(
         self, step: StepRecord, blocks: Mapping[int, Block], features: Features
@@ -122,9 +153,17 @@ class Rerun:
             last = number == len(step.parts) - 1
             groups = released_groups([blocks[group] for group in part], features)
             await self._put(partition, part, blocks, features)
-            scorers = [*self._forward.values(), *([self._actor] if settings.reference_first else [])]
+            scorers = [*self._forward.values(), *([self._teacher] if self._teacher else [])]
+            scorers += [self._actor] if settings.reference_first else []
             forwards = [role.score(rollout_id, groups) for role in scorers]
-            advantages, *_ = await asyncio.gather(self._advantages.compute(rollout_id, part, last), *forwards)
+            if settings.asks_student:
+                forwards.append(self._actor.propose(rollout_id, groups))
+            release = ReleaseReport(groups, {}, {}, last)
+            advantages, *_ = await asyncio.gather(
+                self._advantages.compute(rollout_id, part, last),
+                self._trainers.value(rollout_id, release, first=number == 0),
+                *forwards,
+            )
             task = TrainTask(
                 rollout_id=rollout_id,
                 groups=groups,
@@ -136,9 +175,14 @@ class Rerun:
                 last=last,
             )
             weighed.append(advantages)
-            trained.append(await self._actor.train(task))
+            trained.append(await self._trainers.train(task))
         await self._bus.drop(partition)
         return join_advantages(weighed, settings.parts_per_step), join_trainings(trained)
+
+    @property
+    def critic_report(self) -> TrainReport | None:
+        """Of the step that was trained last."""
+        return self._trainers.critic_report
 
     async def _put(
         self, partition: str, groups: Sequence[int], blocks: Mapping[int, Block], features: Features
@@ -165,7 +209,8 @@ class Rerun:
                 await self._actor.refresh_reference()
 
     async def close(self) -> None:
-        for role in (self._actor, self._advantages, *self._forward.values()):
+        others = [role for role in (self._critic, self._teacher) if role is not None]
+        for role in (self._actor, self._advantages, *others, *self._forward.values()):
             await role.stop()
 
 

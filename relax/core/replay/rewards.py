@@ -83,6 +83,8 @@ def _not_again(config: RunConfig, rows: Sequence[Row], block: Block) -> str:
     names = {(row.get("metadata") or {}).get("rm_type") or config.reward.rm_type for row in rows}
     if config.reward.custom_rm_path is None and REMOTE in names:
         return f"{REMOTE} at {config.reward.rm_url} is another program, which may have changed"
+    if config.has_judge:
+        return "a judge model may have scored it, and replay loads none"
     return ""
 
 

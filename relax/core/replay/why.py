@@ -41,6 +41,14 @@ _KINDS = {
     "zero_std_groups_fraction": "group",
     "pass": "group",
 }
+CRITICS = "comes from the critic's values: `relax replay` computes them again, and no rows of the actor add up to it"
+CRITIC_METRICS = frozenset(
+    f"train/{name}"
+    for name in (
+        *("value_loss", "value_clip_fraction", "value", "return", "explained_variance"),
+        *("critic_grad_norm", "critic_lr"),
+    )
+)
 MEASURED = "is measured while the run runs (a time, or a count of events): nothing computes it again"
 
 
@@ -98,6 +106,8 @@ class Why:
         """Raises ConfigError for a metric that the step does not have or that nothing computes again."""
         if metric not in self.curves:
             raise ConfigError(f"--metric {metric}: step {self.step.rollout_id} has {', '.join(self.curves)}")
+        if metric in CRITIC_METRICS or (metric == "rollout/advantage_abs/mean" and self.record.config.uses_critic):
+            raise ConfigError(f"--metric {metric} {CRITICS}")
         found = await self._explain(metric)
         if found is None:
             raise ConfigError(f"--metric {metric} {MEASURED}: {find_spec(metric).meaning}")
@@ -108,6 +118,8 @@ class Why:
         return [await self._explain(metric) or metric for metric in self.curves]
 
     async def _explain(self, metric: str) -> Explanation | None:
+        if metric in CRITIC_METRICS:
+            return None
         name = metric.removeprefix("rollout/")
         if name != metric:
             return await self._rollout(metric, name)
@@ -131,6 +143,8 @@ class Why:
         elif name == "trained_groups":
             rows = [Row(f"g{group}", 1.0, 0.0) for group in self.step.groups]
             return self._total(metric, float(len(rows)), rows, "groups", kind="group")
+        elif name == "advantage_abs/mean" and self.record.config.uses_critic:
+            return None
         elif name in ("advantage_abs/mean", "zero_std_groups_fraction"):
             sums = (await self._advantage_report()).metrics
             rows = self._advantage_rows() if name == "advantage_abs/mean" else self._flat_groups()
@@ -246,8 +260,9 @@ class Why:
         return np.concatenate(rewards), np.concatenate([np.full(len(b.columns["reward"]), b.uid) for b in blocks])
 
     async def _advantage_report(self) -> AdvantageReport:
-        if self._advantages is None and self.record.config.algorithm.kl_coef > 0:
-            self._advantages = (await self.view()).advantages  # they read the reference's log-probs
+        config = self.record.config
+        if self._advantages is None and (config.algorithm.kl_coef > 0 or config.uses_critic):
+            self._advantages = (await self.view()).advantages  # they read what a forward computes
         if self._advantages is None:
             shared = InProcess(LocalBus({"rollout": "rollout", "advantages": "advantages"}), {}, RealClock())
             await shared.bus.put(partition_of(self.step.rollout_id), "rollout", list(self.blocks.values()))

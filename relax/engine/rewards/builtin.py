@@ -25,6 +25,7 @@ from relax.engine.rewards.answers import (
     stated_answer,
     tagged,
 )
+from relax.engine.rewards.judge_reward import judge_reward
 from relax.engine.rewards.math_check import as_number
 from relax.utils.types import Sample
 
@@ -128,6 +129,11 @@ async def f1(response: str, sample: Sample, equal: Equal) -> float:
     return best
 
 
+async def dapo_genrm(response: str, sample: Sample, equal: Equal) -> Score:
+    """A judge model compares the final answer with the label."""
+    return await judge_reward(response, sample)
+
+
 async def random(response: str, sample: Sample, equal: Equal) -> float:
     """0.0 or 1.0 with equal chance, from the sample's identity: the same in every run and order."""
     identity = f"reward:{sample.group_index}:{sample.index}:{sample.attempt}"
@@ -144,6 +150,7 @@ BUILT_IN: dict[str, Callable[[str, Sample, Equal], Awaitable[Score]]] = {  # --r
     "geo3k": math,
     "deepscaler": deepscaler,
     "dapo": dapo,
+    "dapo-genrm": dapo_genrm,
     "gsm8k": gsm8k,
     "multiple_choice": multiple_choice,
     "gpqa": multiple_choice,

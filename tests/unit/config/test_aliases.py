@@ -135,13 +135,13 @@ def test_an_algorithm_is_named_in_any_case(spelling: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("spelling", ["Distillation", "distillation"])
-def test_distillation_is_a_teacher_on_top_of_grpo_and_cannot_run_yet(spelling: str) -> None:  # C5
+def test_distillation_is_a_teacher_on_top_of_grpo(spelling: str) -> None:  # C5
     config = parse(f"{SHORT} --algorithm {spelling} --teacher-hf-checkpoint teacher")
-    assert (config.algorithm.advantage_estimator, config.algorithm.use_opd) == ("grpo", True)
+    assert (config.algorithm.advantage_estimator, config.distillation.use_opd) == ("grpo", True)
     assert config.origin("use_opd") == "alias --algorithm"
-    (reason,) = config.not_started
-    assert reason.startswith("--algorithm cannot run yet: on-policy distillation needs a teacher's log-probs")
-    assert f"would not start now: {reason}" in config.notes
+    assert config.distillation.opd_type == "sglang"
+    assert config.resource["teacher"].gpus == 1
+    assert not config.not_started
 
 
 def test_the_number_of_engines_is_said_to_be_no_number_of_rounds() -> None:

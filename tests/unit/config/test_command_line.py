@@ -49,13 +49,10 @@ def test_rounds_and_engines_are_told_apart(word: str) -> None:  # C2
 @pytest.mark.parametrize(
     ("word", "feature"),
     [
-        ("--genrm-model-path", "GenRM judges"),
         ("--use-agentic-rollout", "agentic rollout"),
-        ("--opd-type", "on-policy distillation"),
-        ("--critic-lr", "PPO and its critic"),
         ("--notify-urls", "alerts"),
         ("--no-use-pytorch-profiler", "profiling"),
-        ("--teacher-sglang-tp-size", "on-policy distillation"),
+        ("--teacher-sglang-tp-size", "SGLang flags of the teacher's engines alone"),
     ],
 )
 def test_a_known_flag_of_a_missing_feature_is_refused_by_that_feature(word: str, feature: str) -> None:

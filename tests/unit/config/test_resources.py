@@ -36,7 +36,7 @@ def test_a_pair_is_replicas_and_cards() -> None:
         ({"actor": [1, 2.5]}, "two whole numbers, got [1, 2.5]"),
         ({"actor": [2, 8]}, "asks for 2 replicas; replicas must be 1"),
         ({"actor": [1, 0]}, "'actor' must hold at least 1 cards, got 0"),
-        ({"critic": [1, 8]}, "'critic', a role of PPO, not available in this version"),
+        ({"critic": [1, 0]}, "'critic' must hold at least 1 cards, got 0"),
     ],
 )
 def test_a_wrong_resource_is_an_error_that_names_the_role(resource: dict, text: str) -> None:

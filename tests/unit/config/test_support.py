@@ -18,8 +18,10 @@ SETTLED = frozenset(
     """
     actor_num_nodes actor_num_gpus_per_node num_gpus_per_node train_backend bus
     num_steps_per_rollout true_on_policy_mode use_rollout_logprobs megatron_to_hf_mode qkv_format loss_type
+    critic_num_nodes critic_num_gpus_per_node num_critic_only_steps critic_train_only
+    genrm_model_path genrm_num_gpus genrm_num_gpus_per_engine genrm_engine_config genrm_sampling_config genrm_instances
     num_rollout num_epoch eval_prompt_data eval_config eval_input_key eval_label_key eval_tool_key custom_config_path
-    teacher_hf_checkpoint lora_merge_mode calculate_per_token_loss
+    lora_merge_mode calculate_per_token_loss
     custom_dataset_class sft_max_in_flight_steps sft_tq_shards
     """.split()  # noqa: SIM905
 )

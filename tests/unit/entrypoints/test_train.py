@@ -187,10 +187,10 @@ def test_a_reader_that_stops_early_is_no_error(work: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
 
 
-def test_distillation_is_shown_and_not_started(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_distillation_is_shown_with_its_teacher(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*argv(), "--algorithm", "Distillation", "--teacher-hf-checkpoint", "model"]
     assert main([*words, "--dry-run"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["config"]["algorithm"]["use_opd"] == {"value": True, "origin": "alias --algorithm"}
-    assert main(words) == 2
-    assert capsys.readouterr().err.startswith("ConfigError: --algorithm cannot run yet: on-policy distillation")
+    shown = json.loads(capsys.readouterr().out)["config"]["distillation"]
+    assert shown["use_opd"] == {"value": True, "origin": "alias --algorithm"}
+    assert shown["opd_type"] == {"value": "sglang", "origin": "derived"}
+    assert shown["opd_kl_coef"] == {"value": 1.0, "origin": "derived"}

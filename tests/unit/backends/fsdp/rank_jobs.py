@@ -7,8 +7,10 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from relax.algorithms.value_loss import CriticLoss
 from relax.backends.base import ModelSpec, OptimizerSpec, Part
 from relax.backends.fsdp.backend import FsdpBackend
 from relax.backends.fsdp.distributed import Ranks, init_distributed
@@ -45,6 +47,25 @@ def train(backend: FsdpBackend, kind: str, rank: int | None) -> list[dict]:
         both = parts(kind, step)
         mine = Part(both[0].micro_batches + both[1].micro_batches) if rank is None else both[rank]
         stats = backend.backward(mine, ClippedPolicyLoss())
+        grads = gradients(backend)
+        stepped = backend.step(DIVISOR)
+        found.append({"sums": stats.sums, "counts": stats.counts, "grads": grads, "norm": stepped.grad_norm})
+    return found
+
+
+def train_critic(backend: FsdpBackend, rank: int | None) -> list[dict]:
+    """Two steps of the value loss. The head starts at zero, so the first trains the head alone."""
+    found = []
+    for step in range(2):
+        both = parts("qwen3_moe", step)
+        for part in both:
+            for sequence in (s for micro in part.micro_batches for s in micro):
+                generator = np.random.default_rng([step, *sequence.uid])
+                own = {name: generator.normal(size=sequence.response_len) for name in ("values", "returns")}
+                own["loss_weight"] = generator.uniform(size=sequence.response_len)
+                sequence.columns |= {name: column.astype(np.float32) for name, column in own.items()}
+        mine = Part(both[0].micro_batches + both[1].micro_batches) if rank is None else both[rank]
+        stats = backend.backward(mine, CriticLoss(0.5))
         grads = gradients(backend)
         stepped = backend.step(DIVISOR)
         found.append({"sums": stats.sums, "counts": stats.counts, "grads": grads, "norm": stepped.grad_norm})
@@ -99,6 +120,9 @@ def main(models: Path, out: Path, ranks: Ranks) -> None:
         backend = FsdpBackend(ranks)
         backend.open(ModelSpec(models / "qwen3_moe-0"), OPTIMIZER)
         result[name] = train_rollouts(backend, ranks.rank, 2, part_size)
+    critic = FsdpBackend(ranks, value_head=True)
+    critic.open(ModelSpec(models / "qwen3_moe-0"), OPTIMIZER)
+    result["critic"] = train_critic(critic, ranks.rank)
     half = FsdpBackend(ranks)
     half.open(ModelSpec(models / "qwen3_moe-0", dtype="bf16"), OPTIMIZER)
     result["bf16"] = train(half, "qwen3_moe", ranks.rank)

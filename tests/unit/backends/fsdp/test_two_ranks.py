@@ -85,6 +85,18 @@ def test_every_gradient_of_every_step_equals_one_process(two_ranks, one_rank, ki
         assert found["counts"] == right["counts"]
 
 
+def test_the_critics_gradients_equal_one_process(two_ranks, folders):
+    backend = FsdpBackend(value_head=True)
+    backend.open(ModelSpec(folders[0] / "qwen3_moe-0"), rank_jobs.OPTIMIZER)
+    for found, right in zip(two_ranks[0]["critic"], rank_jobs.train_critic(backend, None), strict=True):
+        assert "value_head.weight" in right["grads"]
+        difference, name = worst_difference(found["grads"], right["grads"])
+        assert difference < 2e-5, name
+        assert found["norm"] == pytest.approx(right["norm"], rel=1e-5)
+        assert found["sums"] == pytest.approx(right["sums"], rel=1e-4)
+        assert found["counts"] == right["counts"]
+
+
 def test_encoders_without_data_on_a_rank_still_take_part(two_ranks, one_rank):
     """M8: image data only on rank 0, audio only on rank 1, neither in step 1."""
     both = {"visual", "audio_tower"}
