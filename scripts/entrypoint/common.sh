@@ -62,6 +62,16 @@ relax_paths() {
    note "EXP_DIR=${EXP_DIR} MODEL_DIR=${MODEL_DIR} DATA_DIR=${DATA_DIR}"
 }
 
+# Supervised scripts: data stands beside the script unless DATA_DIR says where, and the model folder must be named.
+relax_sft_paths() { # SCRIPT_DIR MODEL   a folder of MODEL_DIR
+   require_env "MODEL_DIR=the folder that holds $2/"
+   EXP_DIR=$(realpath -ms -- "${EXP_DIR:-$(dirname -- "${RELAX_ROOT}")}")
+   MODEL_DIR=$(realpath -ms -- "${MODEL_DIR}")
+   DATA_DIR=$(realpath -ms -- "${DATA_DIR:-$1/data}")
+   export EXP_DIR MODEL_DIR DATA_DIR
+   note "EXP_DIR=${EXP_DIR} MODEL_DIR=${MODEL_DIR} DATA_DIR=${DATA_DIR}"
+}
+
 # Train with these flags: on the Ray that an entry point has prepared, else on a local one that ends with the training.
 launch() { # FLAGS...
    cd -- "${RELAX_ROOT}" || exit

@@ -23,6 +23,7 @@ FSDP_MEANING: Mapping[str, str] = {
     "recompute-method": "gradient checkpointing of every layer",
     "recompute-num-layers": "gradient checkpointing of every layer",
     "tensor-model-parallel-size": "FSDP splits parameters over all training ranks, and each computes whole layers",
+    "pipeline-model-parallel-size": "FSDP splits parameters over all training ranks, and each computes all layers",
     "expert-model-parallel-size": "FSDP splits experts over all training ranks, and each computes what it needs",
     "use-distributed-optimizer": "FSDP splits the optimizer state by itself",
     "accumulate-allreduce-grads-in-fp32": "gradients are summed in float32 anyway",

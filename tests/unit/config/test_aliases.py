@@ -92,11 +92,8 @@ def test_the_cluster_command_trains_by_gspo() -> None:
 
 
 def test_parallel_sizes_become_megatron_flags() -> None:
-    with pytest.raises(
-        ConfigError, match="--pipeline-model-parallel-size 4 has no counterpart on --train-backend fsdp"
-    ):
-        parse(f"{SHORT} --tp_size 8 --pp_size 4")
-    assert parse(f"{SHORT} --tp_size 8").external.megatron("tensor-model-parallel-size") == 8
+    both = parse(f"{SHORT} --tp_size 8 --pp_size 4").external
+    assert (both.megatron("tensor-model-parallel-size"), both.megatron("pipeline-model-parallel-size")) == (8, 4)
     assert parse(f"{SHORT} --tp_size 1").external.megatron("tensor-model-parallel-size") == 1
 
 

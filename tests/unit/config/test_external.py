@@ -112,7 +112,6 @@ def test_the_blocks_of_a_training_script_parse_together() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "--pipeline-model-parallel-size 2",
         "--context-parallel-size 2",
         "--attention-dropout 0.1",
         "--moe-aux-loss-coeff 0.001",
@@ -127,8 +126,9 @@ def test_a_megatron_flag_without_a_counterpart_names_the_backend(text: str) -> N
     assert "--train-backend fsdp" in str(caught.value)
 
 
-@pytest.mark.parametrize("flag", ["--tensor-model-parallel-size", "--expert-model-parallel-size"])
-def test_what_megatron_splits_over_ranks_fsdp_splits_over_all_of_them(flag: str) -> None:  # E2
+@pytest.mark.parametrize("axis", ["tensor", "pipeline", "expert"])
+def test_what_megatron_splits_over_ranks_fsdp_splits_over_all_of_them(axis: str) -> None:  # E2
+    flag = f"--{axis}-model-parallel-size"
     notes = [
         note for note in parse(f"{flag} 8").notes if note.startswith(f"{flag} 8 on the fsdp backend: FSDP splits")
     ]
@@ -138,9 +138,9 @@ def test_what_megatron_splits_over_ranks_fsdp_splits_over_all_of_them(flag: str)
 
 
 def test_of_a_repeated_megatron_flag_the_last_counts() -> None:
-    parse("--pipeline-model-parallel-size 2 --pipeline-model-parallel-size 1")
-    with pytest.raises(ConfigError, match="--pipeline-model-parallel-size 2 has no counterpart"):
-        parse("--pipeline-model-parallel-size 1 --pipeline-model-parallel-size 2")
+    parse("--context-parallel-size 2 --context-parallel-size 1")
+    with pytest.raises(ConfigError, match="--context-parallel-size 2 has no counterpart"):
+        parse("--context-parallel-size 1 --context-parallel-size 2")
 
 
 def test_choices_among_megatrons_kernels_are_one_note_on_fsdp() -> None:
@@ -258,7 +258,7 @@ def test_rules_only_name_flags_that_exist() -> None:
 
 
 def test_a_flag_has_one_rule() -> None:
-    split = {"tensor-model-parallel-size", "expert-model-parallel-size"}  # 1 passes, more is mapped
+    split = {f"{axis}-model-parallel-size" for axis in ("tensor", "pipeline", "expert")}  # 1 passes, more is mapped
     groups = [ARCHITECTURE, set(FSDP_MEANING) - split, set(FSDP_NEUTRAL), FSDP_HINTS, set(FSDP_NEUTRAL_ON_CPU)]
     assert sum(map(len, groups)) == len(set().union(*groups))
     groups = [NATIVE_HINTS, set(SGLANG_OWN), set(SGLANG_MAPPED), set(NATIVE_NEUTRAL)]
