@@ -28,6 +28,7 @@ from typing import Any
 from relax.config.machine import Machine
 from relax.config.run import parse_args
 from relax.entrypoints.cli import COMMANDS
+from relax.entrypoints.render import parser as render_parser
 from relax.utils.errors import RelaxError
 
 ROOT = Path(__file__).parents[1]
@@ -39,6 +40,7 @@ ELSEWHERE = {
     "docker": "its image is not on every machine; tests/unit/entrypoints/test_env.py looks at the Dockerfile",
     "git": "not ours",
     "hf": "tests/acceptance/test_documented_commands.py asks the installed command",
+    "mkdir": "not ours",
     "modelscope": "a package that is not in the environment",
     "ray": "Ray's own command; what follows `ray job submit ... --` is checked",
     "tail": "not ours",
@@ -184,6 +186,8 @@ def _python(words: list[str]) -> None:
 def _relax(words: list[str]) -> None:
     if words[0] in ("train", "explain"):
         _train(words[1:])
+    elif words[0] == "render":
+        _train(render_parser().parse_known_args(words[1:])[1])
     else:
         _asked(
             lambda: runpy.run_module("relax.entrypoints.cli", run_name="__main__", alter_sys=True), ["relax", *words]

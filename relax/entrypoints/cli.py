@@ -25,7 +25,9 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "train": Command("relax.entrypoints.train", "train a model, or check a configuration with --dry-run"),
     "explain": Command("relax.entrypoints.explain", "prompts, samples, steps and micro-batches of a training command"),
-    "render": Command("relax.entrypoints.render", "a row of supervised fine-tuning with what is trained of it in green"),
+    "render": Command(
+        "relax.entrypoints.render", "a row of supervised fine-tuning with what is trained of it in green"
+    ),
     "env": Command("relax.entrypoints.env", "versions, devices, what is missing and the command that fixes it"),
     "replay": Command("relax.entrypoints.replay", "compute steps of a run again from its folder, bit for bit"),
     "conformance": Command("relax.entrypoints.conformance", "what an inference server honours of what training needs"),

@@ -18,14 +18,20 @@ if TYPE_CHECKING:
     from relax.engine.sft.dataset.examples import SftExample
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="relax render", description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--row", type=int, default=0, help="row of --prompt-data, from 0 (0)")
-    parser.add_argument(
-        "--plain", action="store_true", help="write what is trained between « and » in place of colour"
+def parser() -> argparse.ArgumentParser:
+    """Of this command's own flags; the others go to `relax train`'s."""
+    own = argparse.ArgumentParser(
+        prog="relax render",
+        description=(__doc__ or "").partition("\n\n")[0],
+        epilog="All other flags are those of `relax train`.",
     )
-    parser.epilog = "All other flags are those of `relax train`."
-    args, rest = parser.parse_known_args(argv)
+    own.add_argument("--row", type=int, default=0, help="row of --prompt-data, from 0 (0)")
+    own.add_argument("--plain", action="store_true", help="write what is trained between « and » in place of colour")
+    return own
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args, rest = parser().parse_known_args(argv)
     try:
         return _render(args.row, rest, colour=sys.stdout.isatty() and not args.plain)
     except RelaxError as error:

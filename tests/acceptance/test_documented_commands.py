@@ -108,6 +108,21 @@ PAGES: dict[int, tuple[str, tuple[str, ...]]] = {
         "docs/launching.md",
         ("who starts and ends Ray", "spmd-multinode.sh", "ray-job.sh", "on each machine", "once"),
     ),
+    290: ("docs/sft-data.md", ("export DATA_DIR=/root", 'mkdir -p "${DATA_DIR}/sft/data"')),
+    292: (
+        "docs/sft-data.md",
+        (
+            "hf download --repo-type dataset unsloth/OpenMathReasoning-mini data/cot-00000-of-00001.parquet",
+            '--local-dir "${DATA_DIR}/sft/data/OpenMathReasoning-mini"',
+        ),
+    ),
+    297: (
+        "docs/sft-data.md",
+        (
+            "hf download --repo-type dataset llamafactory/pokemon-gpt4o-captions pokemon_gpt4o_en.parquet",
+            '--local-dir "${DATA_DIR}/sft/data/pokemon-gpt4o-captions"',
+        ),
+    ),
     145: ("docs/models.md", ("changing the model is changing that one flag", "--hf-checkpoint")),
     146: (
         "examples/deepeyes/README.md",

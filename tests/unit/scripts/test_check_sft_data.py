@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -51,3 +53,44 @@ def test_a_broken_file_is_told(tmp_path: Path, capsys) -> None:
     (tmp_path / "train.parquet").write_text("no parquet")
     assert main(["--file", str(tmp_path / "train.parquet")]) == 2
     assert "cannot be read as Parquet" in capsys.readouterr().err
+
+
+PUBLISHED = """
+import subprocess
+import sys
+from pathlib import Path
+import pyarrow.parquet as pq
+
+checks = {
+    "math": (
+        Path("/root/sft/data/OpenMathReasoning-mini/data/cot-00000-of-00001.parquet"),
+        {"problem", "generated_solution"},
+    ),
+    "pokemon_en": (
+        Path("/root/sft/data/pokemon-gpt4o-captions/pokemon_gpt4o_en.parquet"),
+        {"conversations", "images"},
+    ),
+    "pokemon_zh": (
+        Path("/root/sft/data/pokemon-gpt4o-captions/pokemon_gpt4o_zh.parquet"),
+        {"conversations", "images"},
+    ),
+}
+
+for name, (path, required) in checks.items():
+    if not path.exists():
+        print(f"{name}: missing {path}")
+        continue
+    names = set(pq.ParquetFile(path).schema_arrow.names)
+    missing = required - names
+    print(f"{name}: rows={pq.ParquetFile(path).metadata.num_rows}, missing={sorted(missing)}")
+"""
+
+
+def test_it_prints_what_the_published_check_prints(tmp_path: Path, capsys) -> None:
+    write(tmp_path / MATH, "problem", rows=3)
+    write(tmp_path / POKEMON.format("en"), "conversations", "images")
+    main(["--data-dir", str(tmp_path)])
+    ours = capsys.readouterr().out
+    published = PUBLISHED.replace('"/root/', f'"{tmp_path}/')
+    done = subprocess.run([sys.executable, "-c", published], capture_output=True, text=True, check=True)
+    assert ours == done.stdout

@@ -142,7 +142,9 @@ def test_the_flags_are_those_of_the_guide(script: Path, stand_in: Path) -> None:
 
 
 def config_of(script: Path, python: Path, *more: str, gpus: int = 8, **env: str) -> RunConfig:
-    return parse_args(words_of(script, python, *more, **{**FOLDERS, **env}), machine=Machine(gpus=gpus, sglang=gpus > 0))
+    return parse_args(
+        words_of(script, python, *more, **{**FOLDERS, **env}), machine=Machine(gpus=gpus, sglang=gpus > 0)
+    )
 
 
 @pytest.mark.parametrize("gpus", [0, 8])
@@ -189,7 +191,8 @@ def test_the_environment_changes_the_mtp_script(stand_in: Path) -> None:
         "NUM_EPOCH": "--num-epoch", "GLOBAL_BATCH_SIZE": "--global-batch-size",
         "MAX_TOKENS_PER_GPU": "--max-tokens-per-gpu", "LR": "--lr", "SAVE_INTERVAL": "--save-interval",
         "TP_SIZE": "--tensor-model-parallel-size", "PP_SIZE": "--pipeline-model-parallel-size",
-        "EP_SIZE": "--expert-model-parallel-size", "CP_SIZE": "--context-parallel-size", "PROMPT_DATA": "--prompt-data",
+        "EP_SIZE": "--expert-model-parallel-size", "CP_SIZE": "--context-parallel-size",
+        "PROMPT_DATA": "--prompt-data",
     }  # fmt: skip
     given = {name: str(7 + place) for place, name in enumerate(changed)}
     value = value_of(words_of(MTP, stand_in, **FOLDERS, **given))
@@ -269,3 +272,11 @@ def test_the_example_scripts_pass_shellcheck() -> None:
         [str(SHELLCHECK), "--exclude=SC1091,SC2034", *files], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_the_readme_names_every_variable_of_the_classification_scripts() -> None:
+    texts = [path.read_text() for path in sorted(EXAMPLE.glob("*.sh"))]
+    variables = {name for text in texts for name in re.findall(r"\$\{([A-Z][A-Z_]+):-", text)}
+    readme = (EXAMPLE / "README.md").read_text()
+    assert len(variables) > 12
+    assert sorted(name for name in variables if f"`{name}`" not in readme) == []

@@ -2,9 +2,11 @@
 """The seven groups of tests that every chat template patch needs, for Qwen's history of thoughts."""
 
 import copy
+from pathlib import Path
 
 import pytest
 
+import relax
 from relax.engine.sft.dataset import chat_template_patch
 from relax.engine.sft.dataset.chat_template import _CHAT_TEMPLATE_PATCHERS, render_to_text, render_with_loss_mask
 from relax.engine.sft.dataset.chat_template_patch import TemplatePatchResult, patched_template
@@ -232,3 +234,10 @@ def test_the_log_tells_the_branch_and_the_final_value_once(caplog, template, sta
             render_to_text(sample(*HISTORY), tokenizer(template))
     lines = [record.message for record in caplog.records if "source=" in record.message]
     assert lines == [f"sft chat template source=qwen_history_thinking ({state}) preserve_thinking=True"]
+
+
+def test_nothing_but_the_data_of_supervised_training_repairs_templates():
+    package = Path(relax.__path__[0])
+    inside = package / "engine/sft/dataset"
+    others = [path for path in package.rglob("*.py") if inside not in path.parents]
+    assert [path.name for path in others if "chat_template_patch" in path.read_text()] == []
