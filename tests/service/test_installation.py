@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.documented_commands import MINIMUM, REWARD
 from tests.service.training_run import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.service]
@@ -49,8 +50,8 @@ def test_pip_install_gives_a_command_that_checks_configurations(clone: Path, pyt
     assert "train" in run(relax, "--help", cwd=clone.parent)
     told = run(relax, "env", cwd=clone.parent, code=2)  # the core alone does not train, and is told what is missing
     assert "missing" in told and "pip install" in told
-    told = run(relax, "explain", "--rollout-batch-size", 4, "--n-samples-per-prompt", 2, cwd=clone.parent)
-    assert "8" in told  # 4 prompts x 2 samples
+    words = [word for flag_and_value in (MINIMUM | REWARD).items() for word in flag_and_value]
+    assert "= samples" in run(relax, "explain", *words, cwd=clone.parent)
 
 
 def test_install_megatron_installs_the_pinned_release(clone: Path, python: Path) -> None:
