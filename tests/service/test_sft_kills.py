@@ -1,5 +1,5 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
-"""A run that is killed where it hurts, and goes on, ends with the weights of one that was not: no row lost or doubled."""
+"""A run that is killed where it hurts, and goes on, ends with the weights of one that was not killed."""
 
 from __future__ import annotations
 
