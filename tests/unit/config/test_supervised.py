@@ -11,6 +11,7 @@ from relax.config.machine import Machine
 from relax.config.report import dry_run_report
 from relax.config.run import RunConfig, parse_args
 from relax.config.supervised import held_out_rows
+from relax.core.sft_build import num_producers, sft_optimizer_spec
 from relax.utils.errors import ConfigError
 
 BASE = "--loss-type sft --hf-checkpoint m --prompt-data p.jsonl --num-epoch 2 --global-batch-size 32"
@@ -145,3 +146,55 @@ def test_the_report_says_how_rows_flow() -> None:
     assert report["batches"]["rollouts"] == 5  # 2 x 90 rows in steps of 32
     assert report["run"]["checkpoints"]["after_rollouts"] == [2, 4, 5]
     assert report["sft"]["steps_in_flight"] == 1
+
+
+@pytest.mark.parametrize("cards", [1, 8])
+def test_the_resources_of_the_scripts_fit_their_cards(cards: int) -> None:
+    """Actor and rollout have the same cards: [1, 8] and [1, 8] on eight, [1, 1] and [1, 1] on one."""
+    text = "--sft-predict-interval 10 --eval-size 0.01 --eval-interval 10 --save s --per-rank-fetch"
+    text += f' --num-data-storage-units 8 --resource {{"sft":[1,0],"actor":[1,{cards}],"rollout":[1,{cards}]}}'
+    config = parse(text, machine=Machine(gpus=cards, sglang=True))
+    assert (config.needed_gpus, config.num_engines, config.shares_cards) == (cards, cards, True)
+    report = dry_run_report(config)
+    last = report["run"]["resources"][-1]
+    assert last.split()[:2] == ["needed", str(cards)] and "largest shared role" in last
+
+
+def test_the_capacity_of_a_micro_batch_counts_context_parallel_ranks() -> None:
+    assert parse().supervised_capacity == 1024
+    assert dry_run_report(parse())["sft"]["tokens_of_a_micro_batch"] == 1024
+
+
+@pytest.mark.parametrize(
+    ("text", "producers"),
+    [
+        ("", 2),
+        ("--sft-oversize-strategy skip", 1),
+        ("--sft-oversize-strategy truncate_left", 1),  # a cut may leave nothing to train
+        ("--custom-dataset-class package.module.Rows", 1),
+        ("--custom-dataset-class-path package.module.Rows", 1),
+        ("--task-type seq_cls --num-labels 2 --problem-type single_label_classification --label-key label", 1),
+    ],
+)
+def test_one_local_producer_writes_all_shards_where_rows_may_be_left_out(text: str, producers: int) -> None:
+    flow = "--sft-async-prepack --per-rank-fetch --sft-max-in-flight-steps 4"
+    config = parse(f"{flow} {text}", machine=Machine(sft_shards="2"))
+    assert config.sft_shards == 2
+    assert num_producers(config) == producers
+
+
+def test_the_decay_ends_with_the_epochs() -> None:
+    config = parse("--lr-decay-style cosine")
+    assert sft_optimizer_spec(config, rows=100).decay_steps == 6  # 2 x 100 rows in steps of 32
+    assert sft_optimizer_spec(parse("--lr-decay-style cosine --lr-decay-iters 9"), rows=100).decay_steps == 9
+
+
+def test_logits_come_in_the_chunks_of_either_flag() -> None:
+    assert parse("--sft-chunked-logits --sft-logits-chunk-size 64").sft.sft_logits_chunk_size == 64
+    assert "has no effect without --sft-chunked-logits" in refusal("--sft-logits-chunk-size 64")
+
+
+def test_documents_need_no_labels_and_make_no_predictions() -> None:
+    assert parse("--sft-training-mode cpt").sft.sft_training_mode == "cpt"
+    predict = "--sft-training-mode cpt --sft-predict-interval 5 --eval-size 2 --save s"
+    assert "rows of --sft-training-mode cpt have none" in refusal(predict)
