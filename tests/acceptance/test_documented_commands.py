@@ -163,6 +163,10 @@ PAGES: dict[int, tuple[str, tuple[str, ...]]] = {
     259: ("docs/claims.md", ("omni-modal prompts", "down to the micro-batch", "engines join and leave")),
     261: ("docs/claims.md", ("gains 50 % or more", "colocate when resources are few")),
     273: ("docs/claims.md", ("Two to three times the throughput of TRL", "0.65 of TRL's wall time")),
+    409: (
+        "docs/sharded-producer.md",
+        ("# TransferQueue sharded producer", "## Partitions and rows", "One local producer", "## Who renders"),
+    ),
 }
 GUIDES = ("quickstart", "running", "launching", "aliases", "models", "data", "troubleshooting")
 
