@@ -19,14 +19,31 @@ from relax.utils.errors import ConfigError
 SUFFIX = "ForSequenceClassification"
 _GENERATIVE = ("ForCausalLM", "ForConditionalGeneration")
 SCORE = "score.weight"
+_CLASSES = {  # of text models whose family name alone means the model with encoders
+    "Qwen3_5ForCausalLM": "Qwen3_5TextForSequenceClassification",
+    "Qwen3_5MoeForCausalLM": "Qwen3_5MoeTextForSequenceClassification",
+}
 
 
 def class_model_name(name: str, path: Path) -> str:
     """The class with a head for classes that belongs to the generative class `name`."""
+    if name in _CLASSES:
+        return _CLASSES[name]
     for suffix in (SUFFIX, *_GENERATIVE):
         if name.endswith(suffix):
             return name.removesuffix(suffix) + SUFFIX
     raise ConfigError(f"--hf-checkpoint {path}: {name} is not a language model that classes can be read off")
+
+
+def class_model(name: str) -> Any:
+    """Transformers' class of that name; where it has none for the family, one made of its parts. None: neither."""
+    import transformers
+    from transformers.modeling_layers import GenericForSequenceClassification
+
+    family = name.removesuffix(SUFFIX).removesuffix("Text")
+    base = getattr(transformers, f"{family}PreTrainedModel", None)
+    found = getattr(transformers, name, None)
+    return found or (base and type(name, (GenericForSequenceClassification, base), {}))
 
 
 def refuse_class_model(name: str, path: Path) -> None:
@@ -48,8 +65,6 @@ def finish_head(hf: nn.Module, head: ClassHead, missing: list[str], path: Path) 
     score = getattr(hf, "score", None)
     if not isinstance(score, nn.Linear) or score.bias is not None:
         raise ConfigError(f"--hf-checkpoint {path}: {type(hf).__name__} has no plain head `score`: not supported")
-    if hasattr(hf.model, "visual") or hasattr(hf.model, "audio_tower"):
-        raise ConfigError(f"--task-type seq_cls reads text alone, and {type(hf).__name__} of {path} has encoders")
     if SCORE in missing:
         deviation = float(getattr(hf.config.get_text_config(), "initializer_range", 0.02))
         generator = torch.Generator().manual_seed(head.seed)

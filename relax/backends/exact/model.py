@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from relax.backends.additions import ClassHead
-from relax.backends.exact import attention, experts, heads, media, windows
+from relax.backends.exact import attention, experts, heads, media, recurrent, windows
 from relax.backends.exact.logprobs import distribution, head_logits, token_log_probs
 from relax.backends.exact.media import EncodedItem, PlacedItem
 from relax.backends.exact.segments import AttentionPlan, query_multiple
@@ -56,7 +56,7 @@ def load_hf(path: Path, dtype: str = "fp32", head: ClassHead | None = None) -> n
         heads.refuse_class_model(name, path)
     else:
         name = heads.class_model_name(name, path)
-    model_class = getattr(transformers, name, None)
+    model_class = heads.class_model(name) if head else getattr(transformers, name, None)
     if model_class is None or not hasattr(model_class, "from_pretrained"):
         raise ConfigError(f"--hf-checkpoint {path}: transformers {transformers.__version__} has no class {name}")
     with _no_progress_bar():
@@ -101,6 +101,9 @@ def load_model(path: Path, dtype: str = "fp32", attn: AttentionName = "exact", d
 class ExactModel(nn.Module):
     """The shared forward over packed token rows. Parameters are those of `hf`; nothing is copied."""
 
+    trains = False  # a subclass that only trains also takes layers that no engine of ours computes
+    has_recurrent = False
+
     def __init__(self, hf: nn.Module, *, attn: AttentionName = "exact", value_head: bool = False) -> None:
         super().__init__()
         attention.register_attention()
@@ -111,6 +114,7 @@ class ExactModel(nn.Module):
         self.attn = attn
         self._check()
         self._install(self.text_model)
+        self.has_recurrent = bool(recurrent.recurrent_layers(self.text_model))
         self.value_head = nn.Linear(self.text_config.hidden_size, 1, bias=False) if value_head else None
         if self.value_head is not None:
             nn.init.zeros_(self.value_head.weight)
@@ -170,6 +174,8 @@ class ExactModel(nn.Module):
         if not hasattr(self.text_model, "layers") or not hasattr(self.text_model, "embed_tokens"):
             raise ConfigError(f"{name} has no plain stack of decoder layers: not supported")
         kinds = set(getattr(self.text_config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+        if kinds == {recurrent.KIND} and self.trains and recurrent.recurrent_layers(self.text_model):
+            kinds = set()
         if kinds:
             raise ConfigError(f"{name} has layers of kind {sorted(kinds)}, which the packed forward cannot compute")
         for field in ("attn_logit_softcapping", "final_logit_softcapping", "kv_lora_rank"):
@@ -193,6 +199,7 @@ class ExactModel(nn.Module):
                 config._attn_implementation = _ATTENTION[self.attn]
                 config._experts_implementation = experts.NAME
         windows.install(self.towers.values())
+        recurrent.install(text_model)
 
     # ------------------------------------------------------------------ media and positions
 

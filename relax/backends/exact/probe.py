@@ -33,6 +33,8 @@ def probe(model: ExactModel, *, single_calls: bool = True) -> tuple[bool, str]:
     """
     if model.attn != "exact":
         return False, f"attention {model.attn!r} is not the exact one"
+    if model.has_recurrent:
+        return False, "the model has layers with linear attention, which no engine of ours computes"
     if not _padding_keeps_bits(model):
         return False, "sums over keys depend on the padding behind them on this machine"
     width = _width_that_reads_row_counts(model)

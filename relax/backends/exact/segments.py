@@ -107,6 +107,7 @@ class AttentionPlan:
     blocks: tuple[Block, ...]
     pool: KVPool | None = None  # None: keys are the packed rows themselves
     write_rows: Tensor | None = None  # [num_real] int64, pool row of each packed row
+    sequences: tuple[tuple[int, int], ...] | None = None  # first and last + 1 row of each, where all are packed whole
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,9 @@ def build_plan(segments: Sequence[Segment], *, multiple: int = ROW_MULTIPLE, dev
     real = int(starts[-1])
     total = padded_rows(real)
     pieces = [_Piece(int(starts[i]), len(own[i]), chains[i]) for i in range(len(segments)) if len(own[i])]
-    plan = AttentionPlan(total, real, _blocks(pieces, multiple, device))
+    whole = all(segment.parent is None for segment in segments)
+    spans = tuple((int(rows[0]), int(rows[-1]) + 1) for rows in own if len(rows))
+    plan = AttentionPlan(total, real, _blocks(pieces, multiple, device), sequences=spans if whole else None)
     tokens = np.concatenate([*(s.tokens for s in segments), np.zeros(total - real, np.int64)]).astype(np.int64)
     return PackedSegments(
         torch.from_numpy(tokens).to(device), torch.from_numpy(_join(positions, total - real)).to(device), starts, plan

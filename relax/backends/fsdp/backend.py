@@ -115,6 +115,7 @@ class FsdpBackend:
         if self.ranks.world_size > 1:
             self._fully_shard(training)
         self._model = training
+        self.shared_prefix = self.shared_prefix and not training.has_recurrent
         trainable = model.trainable and optimizer is not None
         self._shards = [Shard.of(_hf_name(name), p) for name, p in training.named_parameters()]
         if self.ranks.world_size == 1 and model.dtype == "bf16":

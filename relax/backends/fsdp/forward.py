@@ -58,6 +58,8 @@ class Forward(NamedTuple):
 class TrainingModel(ExactModel):
     """The exact model whose `forward` runs a whole micro-batch, so that sharding hooks see one call."""
 
+    trains = True
+
     def __init__(self, hf: nn.Module, *, attn: AttentionName = "exact", value_head: bool = False) -> None:
         super().__init__(hf, attn=attn, value_head=value_head)
         self.mtp: MtpLayers | None = None
