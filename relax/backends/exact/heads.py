@@ -35,7 +35,7 @@ def class_model_name(name: str, path: Path) -> str:
     raise ConfigError(f"--hf-checkpoint {path}: {name} is not a language model that classes can be read off")
 
 
-def class_model(name: str) -> Any:
+def class_model(name: str, path: Path) -> Any:
     """Transformers' class of that name; where it has none for the family, one made of its parts. None: neither."""
     import transformers
     from transformers.modeling_layers import GenericForSequenceClassification
@@ -43,7 +43,11 @@ def class_model(name: str) -> Any:
     family = name.removesuffix(SUFFIX).removesuffix("Text")
     base = getattr(transformers, f"{family}PreTrainedModel", None)
     found = getattr(transformers, name, None)
-    return found or (base and type(name, (GenericForSequenceClassification, base), {}))
+    if found is not None or base is None:
+        return found
+    # Named in full, because a family's own configuration may be that of the model with encoders.
+    config_class = type(transformers.AutoConfig.from_pretrained(path))
+    return type(name, (GenericForSequenceClassification, base), {"config_class": config_class})
 
 
 def refuse_class_model(name: str, path: Path) -> None:

@@ -56,7 +56,7 @@ def load_hf(path: Path, dtype: str = "fp32", head: ClassHead | None = None) -> n
         heads.refuse_class_model(name, path)
     else:
         name = heads.class_model_name(name, path)
-    model_class = heads.class_model(name) if head else getattr(transformers, name, None)
+    model_class = heads.class_model(name, path) if head else getattr(transformers, name, None)
     if model_class is None or not hasattr(model_class, "from_pretrained"):
         raise ConfigError(f"--hf-checkpoint {path}: transformers {transformers.__version__} has no class {name}")
     with _no_progress_bar():
