@@ -23,6 +23,13 @@ BASES = {
     "Qwen3NextForSequenceClassification": ("sglang.srt.models.qwen3_next", "Qwen3NextForCausalLM"),
     "LlamaForSequenceClassification": ("sglang.srt.models.llama", "LlamaForCausalLM"),
 }
+_QWEN3_5 = "sglang.srt.models.qwen3_5"  # its ...ForCausalLM are bodies: layers without a vocabulary head
+BODIES = {
+    "Qwen3_5ForSequenceClassification": (_QWEN3_5, "Qwen3_5ForCausalLM"),
+    "Qwen3_5TextForSequenceClassification": (_QWEN3_5, "Qwen3_5ForCausalLM"),
+    "Qwen3_5MoeForSequenceClassification": (_QWEN3_5, "Qwen3_5MoeForCausalLM"),
+    "Qwen3_5MoeTextForSequenceClassification": (_QWEN3_5, "Qwen3_5MoeForCausalLM"),
+}
 HEAD = "score.weight"
 
 
@@ -44,6 +51,13 @@ def split_head(weights: Iterable[tuple[str, Tensor]], head: dict[str, Tensor]) -
             yield name, tensor
 
 
+def body_names(weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+    """Names within the body, whatever prefix the folder gives them; encoders are left out."""
+    for name, tensor in weights:
+        if not name.startswith("model.visual."):
+            yield name.removeprefix("model.").removeprefix("language_model."), tensor
+
+
 def last_rows(hidden: Tensor, lengths: Tensor) -> Tensor:
     """`[T, D]` of prompts one after another -> `[N, D]` at the last token of each."""
     return hidden[torch.cumsum(lengths, 0) - 1]
@@ -53,6 +67,7 @@ class Classifier(nn.Module):
     """Base of the classes below; `language_model` is one of SGLang's."""
 
     language_model: type[nn.Module]
+    is_body = False  # the language model has no vocabulary head, and names its weights without `model.`
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__()
@@ -60,10 +75,15 @@ class Classifier(nn.Module):
 
         refuse_pipeline(get_pp_group().world_size)
         self.config, self.quant_config = config, quant_config
-        tied, config.tie_word_embeddings = config.tie_word_embeddings, True  # no memory for a vocabulary head
-        self.base = self.language_model(config=config, quant_config=quant_config, prefix=prefix)
-        config.tie_word_embeddings = tied
-        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        text = getattr(config, "text_config", config)
+        tied, text.tie_word_embeddings = text.tie_word_embeddings, True  # no memory for a vocabulary head
+        self.base = self.language_model(config=text, quant_config=quant_config, prefix=prefix)
+        text.tie_word_embeddings = tied
+        self.score = nn.Linear(text.hidden_size, config.num_labels, bias=False)
+
+    @property
+    def body(self) -> nn.Module:
+        return self.base if self.is_body else self.base.model
 
     @torch.no_grad()
     def forward(
@@ -79,29 +99,30 @@ class Classifier(nn.Module):
 
         if not get_embedding:
             raise ValueError("a model with a head for classes generates no text: start SGLang with --is-embedding")
-        hidden = self.base.model(input_ids, positions, forward_batch, input_embeds)
+        hidden = self.body(input_ids, positions, forward_batch, input_embeds)
         return EmbeddingPoolerOutput(embeddings=self.score(last_rows(hidden, forward_batch.extend_seq_lens)).float())
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         head: dict[str, Tensor] = {}
-        self.base.load_weights(split_head(weights, head))
+        language = split_head(weights, head)
+        self.base.load_weights(body_names(language) if self.is_body else language)
         if HEAD not in head:
             raise ValueError(f"the checkpoint has no {HEAD}: export it by tools/export_classifier.py")
         self.score.weight.data.copy_(head[HEAD])
 
     def get_input_embeddings(self) -> nn.Module:
-        return self.base.model.embed_tokens
+        return self.body.embed_tokens
 
 
 def classes() -> list[type[Classifier]]:
     """One class for each architecture that this SGLang has a language model of."""
     found = []
-    for name, (module, attribute) in BASES.items():
+    for name, (module, attribute) in (BASES | BODIES).items():
         try:
             base = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError):  # this release of SGLang does not have the family
             continue
-        found.append(type(name, (Classifier,), {"language_model": base}))
+        found.append(type(name, (Classifier,), {"language_model": base, "is_body": name in BODIES}))
     return found
 
 

@@ -15,6 +15,7 @@ from relax.backends.additions import ClassHead
 from relax.backends.base import ModelSpec
 from relax.backends.fsdp.backend import FsdpBackend
 from tests.builders import build_tiny_model_folder
+from tests.unit.backends.fsdp.recurrent_models import recurrent_folder
 
 QWEN3 = """
 import torch
@@ -41,7 +42,26 @@ class Qwen3ForCausalLM(torch.nn.Module):
     def load_weights(self, weights):
         self.model.own.load_state_dict({name.removeprefix("model."): t for name, t in weights})
 """
+QWEN3_5 = """
+import torch
+import transformers
+
+
+class Qwen3_5ForCausalLM(torch.nn.Module):
+    def __init__(self, config, quant_config=None, prefix=""):
+        super().__init__()
+        self.own = transformers.Qwen3_5TextModel(config)
+        self.embed_tokens = self.own.embed_tokens
+
+    def forward(self, input_ids, positions, forward_batch, input_embeds):
+        rows = input_ids.split(forward_batch.extend_seq_lens.tolist())
+        return torch.cat([self.own(input_ids=row[None], use_cache=False).last_hidden_state[0] for row in rows])
+
+    def load_weights(self, weights):
+        self.own.load_state_dict(dict(weights))
+"""
 FILES = {
+    "srt/models/qwen3_5.py": QWEN3_5,
     "srt/distributed.py": "from types import SimpleNamespace\nSTAGES = [1]\n\n\ndef get_pp_group():\n"
     "    return SimpleNamespace(world_size=STAGES[0])\n",
     "srt/layers/pooler.py": "from collections import namedtuple\n"
@@ -73,7 +93,11 @@ def exported(tmp_path):
 
 
 def test_a_served_export_gives_the_logits_of_transformers(adapter, exported):
-    assert [entry.__name__ for entry in adapter.EntryClass] == ["Qwen3ForSequenceClassification"]
+    assert {entry.__name__ for entry in adapter.EntryClass} == {
+        "Qwen3ForSequenceClassification",
+        "Qwen3_5ForSequenceClassification",
+        "Qwen3_5TextForSequenceClassification",
+    }  # of the families that this stand-in has
     own = transformers.AutoModelForSequenceClassification.from_pretrained(exported, dtype=torch.float32)
     assert own.config.architectures == ["Qwen3ForSequenceClassification"]
     config = transformers.AutoConfig.from_pretrained(exported)
@@ -89,6 +113,22 @@ def test_a_served_export_gives_the_logits_of_transformers(adapter, exported):
     torch.testing.assert_close(found, right, atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match="start SGLang with --is-embedding"):
         served(ids, None, batch, get_embedding=False)
+
+
+def test_a_served_model_with_encoders_reads_text_by_its_body(adapter, tmp_path):
+    backend = FsdpBackend()
+    folder = recurrent_folder(tmp_path / "model", "Qwen3_5ForConditionalGeneration")
+    backend.open(ModelSpec(folder, head=ClassHead(3, "multi_label_classification", seed=4)), None)
+    backend.export_hf(tmp_path / "classes")
+    own = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "classes", dtype=torch.float32)
+    entry = next(e for e in adapter.EntryClass if e.__name__ == own.config.architectures[0])
+    served = entry(transformers.AutoConfig.from_pretrained(tmp_path / "classes"))
+    served.load_weights(load_file(tmp_path / "classes/model.safetensors").items())
+    prompt = torch.from_numpy(np.random.default_rng(1).integers(12, 250, 9))
+    found = served(prompt, None, SimpleNamespace(extend_seq_lens=torch.tensor([9]))).embeddings
+    with torch.no_grad():
+        right = own(input_ids=prompt[None], use_cache=False).logits
+    torch.testing.assert_close(found, right, atol=1e-5, rtol=1e-5)
 
 
 def test_pipeline_parallelism_is_refused_before_the_model_is_built(adapter, exported):
