@@ -167,6 +167,18 @@ PAGES: dict[int, tuple[str, tuple[str, ...]]] = {
         "docs/sharded-producer.md",
         ("# TransferQueue sharded producer", "## Partitions and rows", "One local producer", "## Who renders"),
     ),
+    414: ("docs/sft.md", ("`--max-tokens-per-gpu` down, first of all",)),
+    415: ("docs/sft.md", ("`--global-batch-size` down", "another optimisation")),
+    416: ("docs/sft.md", ("--recompute-granularity full", "--recompute-num-layers")),
+    423: ("docs/sft.md", ("`--per-rank-fetch`, with enough `--num-data-storage-units`",)),
+    431: (
+        "docs/sft.md",
+        (
+            "`--eval-size` down, `--eval-interval` up",
+            "`--sft-predict-interval` up or off, `--eval-max-response-len` down",
+        ),
+    ),
+    447: ("docs/configuration.md", ("## sft", "`--sft-prefetch-buffer-size`", "`--sft-oversize-strategy`")),
 }
 GUIDES = ("quickstart", "running", "launching", "aliases", "models", "data", "troubleshooting")
 

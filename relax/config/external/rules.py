@@ -20,8 +20,8 @@ from relax.config.support import LATER_FLAGS
 FSDP_MEANING: Mapping[str, str] = {
     "recompute-granularity": "gradient checkpointing of every layer",
     "recompute-activations": "gradient checkpointing of every layer",
-    "recompute-method": "gradient checkpointing of every layer",
-    "recompute-num-layers": "gradient checkpointing of every layer",
+    "recompute-method": "with --recompute-granularity every layer is computed again by itself",
+    "recompute-num-layers": "with --recompute-granularity every layer is computed again by itself",
     "tensor-model-parallel-size": "FSDP splits parameters over all training ranks, and each computes whole layers",
     "pipeline-model-parallel-size": "FSDP splits parameters over all training ranks, and each computes all layers",
     "expert-model-parallel-size": "FSDP splits experts over all training ranks, and each computes what it needs",
