@@ -97,7 +97,7 @@ class _Finder:
             yield from self._compare(node)
         elif isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
             for symbol in ARITHMETIC[type(node.op)][1]:
-                yield self._make(node, f"({self._code(node.left)} {symbol} {self._code(node.right)})")
+                yield self._make(node, f"(({self._code(node.left)}) {symbol} ({self._code(node.right)}))")
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Invert, ast.Not)):
             yield self._make(node, f"({self._code(node.operand)})")
         elif isinstance(node, ast.Constant):

@@ -11,9 +11,8 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
-import signal
+import resource
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -56,32 +55,33 @@ def import_heavy() -> None:
     assert not loaded, f"{loaded} would stay as they are in every child"
 
 
-def run_tests(path: str, text: str, tests: Sequence[str], limit_s: float) -> int:
-    """KILLED when a test failed or the time ran out, SURVIVED when all passed. `text` replaces the file `path`."""
+def run_tests(path: str, text: str, tests: Sequence[str], cpu_s: int, *, shown: bool = False) -> int:
+    """KILLED when a test failed or the CPU seconds ran out, SURVIVED when all passed. `text` replaces the file `path`.
+
+    `tests` are run one after the other up to the first failure.
+    """
     child = os.fork()
     if child == 0:
-        os._exit(_child(path, text, tests))
-    ends = time.monotonic() + limit_s
-    while time.monotonic() < ends:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return KILLED
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+        os._exit(_child(path, text, tests, shown))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return KILLED if code < 0 else code
 
 
-def _child(path: str, text: str, tests: Sequence[str]) -> int:
+def _child(path: str, text: str, tests: Sequence[str], shown: bool) -> int:
     import pytest
 
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)
-    os.dup2(quiet, 2)
+    if not shown:
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
     os.chdir(ROOT)
     module = path.removesuffix(".py").replace("/", ".")
     sys.meta_path.insert(0, _Finder(module, text, ROOT / path))
-    words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header", "--tb=no", *tests]
-    code = pytest.main(words)
-    # 1: a test failed; 2: interrupted by an error while collecting, which an import that fails makes
-    return {0: SURVIVED, 1: KILLED, 2: KILLED}.get(int(code), BROKEN)
+    words = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore", "--no-header", "--tb=short" if shown else "--tb=no"]
+    for file in tests:
+        code = pytest.main([*words, file])
+        # 1: a test failed; 2: interrupted by an error while collecting, which an import that fails makes
+        if code != 0:
+            return {1: KILLED, 2: KILLED}.get(int(code), BROKEN)
+    return SURVIVED

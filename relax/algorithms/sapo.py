@@ -27,8 +27,8 @@ def sapo_objective(tokens: PolicyTokens, options: AlgorithmOptions) -> PolicyLos
     """There is no border, so `clipped_T` marks the tokens that keep less than `OPEN_GATE` of their gradient."""
     advantage_T = tokens.advantage_T.detach()
     ratio_T, overflow_T = safe_ratio(tokens.logp_T, tokens.old_logp_T.detach())
-    tau_T = torch.full_like(ratio_T, options.sapo_tau_neg).masked_fill(advantage_T > 0, options.sapo_tau_pos).detach()
+    tau_T = torch.full_like(ratio_T, options.sapo_tau_neg).masked_fill(advantage_T > 0, options.sapo_tau_pos)
     gate_T = torch.sigmoid(tau_T * (ratio_T - 1.0))
-    kept_T = (4.0 * gate_T * (1.0 - gate_T)).detach()
+    kept_T = 4.0 * gate_T * (1.0 - gate_T)
     never_T = torch.zeros_like(overflow_T)
     return PolicyLoss(-4.0 / tau_T * gate_T * advantage_T, ratio_T.detach(), kept_T < OPEN_GATE, never_T, overflow_T)
