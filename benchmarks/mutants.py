@@ -55,7 +55,7 @@ TESTS = (
 # where most faults of a file are found; the other tests come after
 FIRST = {
     "importance": ("test_objectives", "test_importance"),
-    "policy_gradient": ("test_grpo", "test_diagnostics"),
+    "policy_gradient": ("test_diagnostics", "test_user_functions", "test_grpo"),
     "rollout_advantages": ("test_user_functions",),
     **{name: (f"test_{name}",) for name in ("advantages", "kl", "m2po", "normalization", "reduce", "returns")},
 }

@@ -48,7 +48,7 @@ def import_heavy() -> None:
     import pytest  # noqa: F401
     import torch
 
-    hypothesis.settings.register_profile("mutants", database=None, phases=[hypothesis.Phase.generate])
+    hypothesis.settings.register_profile("mutants", database=None, max_examples=15, phases=[hypothesis.Phase.generate])
     hypothesis.settings.load_profile("mutants")
     torch.set_num_threads(1)
     torch.zeros(1, requires_grad=True).sum().backward()
