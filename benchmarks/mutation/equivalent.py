@@ -1,12 +1,24 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
-"""Mutants that compute the same numbers, each with the reason. A stale line fails `tests/unit/benchmarks`."""
+"""Mutants that compute the same numbers, each with the reason. `tests/unit/algorithms/test_mutants.py` finds
+stale lines."""
 
 from __future__ import annotations
 
 from benchmarks.mutation.operators import Mutant
 
 # file -> {line of the source, stripped: {before -> after: why no number changes}}
-EQUIVALENT: dict[str, dict[str, dict[str, str]]] = {}
+EQUIVALENT: dict[str, dict[str, dict[str, str]]] = {
+    "relax/algorithms/importance.py": {
+        "gap_N = mean_by_sequence((old_logp_T - logp_T).detach(), keep_T, sequence_T, num_sequences)": {
+            "(old_logp_T - logp_T).detach() -> old_logp_T - logp_T": "it is only compared: no gradient",
+        },
+    },
+    "relax/algorithms/m2po.py": {
+        "fits = np.flatnonzero(level <= ordered)": {
+            "level <= ordered -> level < ordered": "where they are equal the next place has the same level",
+        },
+    },
+}
 
 
 def why_equivalent(mutant: Mutant, source: str) -> str | None:

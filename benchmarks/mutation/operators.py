@@ -154,6 +154,8 @@ def _numbers(tree: ast.AST) -> Iterator[ast.AST]:
             if name in ("annotation", "returns", "decorator_list", "type_params"):
                 continue
             for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.keyword) and child.arg == "strict":  # of zip: a check, no number
+                    continue
                 guard = (
                     isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING"
                 )

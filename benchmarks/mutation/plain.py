@@ -37,8 +37,8 @@ def parameter_sets(function: Callable[..., None]) -> Iterator[dict[str, Any]]:
     choices = []
     for mark in marks:
         names, values = mark.args
+        single = isinstance(names, str) and "," not in names
         names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-        single = len(names) == 1
         choices.append([dict(zip(names, (value,) if single else value, strict=True)) for value in values])
     for chosen in itertools.product(*choices):
         yield {name: value for pairs in chosen for name, value in pairs.items()}

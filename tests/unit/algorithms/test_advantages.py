@@ -122,3 +122,10 @@ def test_leave_one_out_leaves_an_invalid_reward_out_of_the_others_mean():
     # 1 and 3 are each other's only other
     result = group_advantages([1.0, None, 3.0], [0, 0, 0], std=None, baseline="leave_one_out")
     assert result.advantage_S.tolist() == [-2.0, 0.0, 2.0] and result.valid_S.tolist() == [True, False, True]
+
+
+def test_the_epsilon_stands_beside_the_standard_deviation():
+    # rewards 1, 0: sample std sqrt(1/2); usual epsilon 1e-6
+    usual = group_advantages([1.0, 0.0], [0, 0], std="sample").advantage_S
+    assert usual[0] == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-6), rel=1e-12)
+    assert group_advantages([1.0, 0.0], [0, 0], std="population", epsilon=0.5).advantage_S.tolist() == [0.5, -0.5]

@@ -108,3 +108,10 @@ def test_the_reference_gets_no_gradient_L20():
 def test_unknown_estimator_lists_the_known_ones_L25():
     with pytest.raises(ValueError, match="k1, k2, k3, low_var_kl"):
         kl_per_token(torch.zeros(1), torch.zeros(1), estimator="kl")
+
+
+def test_the_held_estimator_is_held_at_ten_nats():
+    # x = -3: e^3 - 1 - 3 = 16.09; x = -2.5: e^2.5 - 1 - 2.5 = 8.68 is below
+    x = torch.tensor([-3.0, -2.5], dtype=torch.float64)
+    zero = torch.zeros(2, dtype=torch.float64)
+    assert kl_per_token(x, zero, estimator="low_var_kl").tolist() == pytest.approx([10.0, 8.682493960703473])

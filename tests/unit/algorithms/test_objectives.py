@@ -150,6 +150,14 @@ def test_cispo_bounds_a_negative_advantage_from_above_by_the_dual_clip_alone():
     assert gradient(given, policy) == pytest.approx([2.0, -5.0], abs=1e-12)
 
 
+def test_the_dual_clip_of_cispo_counts_negative_advantages_beyond_it_alone():
+    given = tokens([LN(5.0)] * 4, [-1.0, 0.0, 0.5, -1.0])
+    policy = objective("cispo", given, eps_clip_high=9.0, eps_clip_c=2.0)
+    assert policy.dual_clipped_T.tolist() == [True, False, False, True]
+    ratio = float(policy.ratio_T[0])  # a token exactly on the bound is not beyond it
+    assert not objective("cispo", given, eps_clip_high=9.0, eps_clip_c=ratio).dual_clipped_T.any()
+
+
 def test_cispo_bounds_the_ratio_at_advantage_zero_from_above():
     given = tokens([LN(0.5), LN(1.5)], [0.0, 0.0])
     assert objective("cispo", given, eps_clip=0.2).clipped_T.tolist() == [False, True]
