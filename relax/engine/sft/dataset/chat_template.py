@@ -102,7 +102,7 @@ class ChatRenderer:
         self._kwargs = dict(plain(chat_template_kwargs or {}))
         self._shapes: dict[str, TurnShape | None] = {}
         self._forms: dict[str, MessageForm] = {}
-        self._told: set[str] = set()  # template origins already logged
+        self._told: set[str] = set()  # lines already logged
 
     def text(self, sample: CanonicalSample, *, add_generation_prompt: bool = False) -> str:
         return self._call(sample).render(sample.messages, add_generation_prompt)
@@ -120,6 +120,13 @@ class ChatRenderer:
             where=sample.where,
         )
         check_shown(sample, text, dict(zip(learned, spans, strict=True)))
+        shape = self._shape(call)
+        if learned and shape is not None and not shape.end:
+            self._tell(
+                logging.WARNING,
+                "the chat template closes an assistant's turn with no token of its own: training does not teach when "
+                "to stop",
+            )
         return Rendered(text, tuple(spans))
 
     def masked(self, sample: CanonicalSample) -> MaskedTokens:
@@ -145,6 +152,12 @@ class ChatRenderer:
             )
         if not explicit and self._tokenizer.chat_template is None:
             merged[TEMPLATE_KEY] = template
+        if "strftime_now" in template and "date_string" not in merged:
+            self._tell(
+                logging.WARNING,
+                "the chat template writes today's date: the same row has other tokens tomorrow. Give one by "
+                '--apply-chat-template-kwargs \'{"date_string": "26 Jul 2024"}\'',
+            )
         _, kwargs = patched_template(sample, template, merged, _CHAT_TEMPLATE_PATCHERS)
         call = _Call(self._tokenizer, kwargs, sample.tools, sample.where)
         return replace(call, form=self._form(call))
@@ -156,9 +169,12 @@ class ChatRenderer:
             origin = "--apply-chat-template-kwargs"
         else:
             origin = "--chat-template" if explicit else "the model folder"
-        if origin not in self._told:
-            self._told.add(origin)
-            log.info("sft chat template origin=%s", origin)
+        self._tell(logging.INFO, f"sft chat template origin={origin}")
+
+    def _tell(self, level: int, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            log.log(level, line)
 
     def _shape(self, call: _Call) -> TurnShape | None:
         if call.key not in self._shapes:

@@ -343,3 +343,26 @@ def test_the_template_of_the_row_wins_over_the_runs_and_the_models(caplog):
         assert render_to_text(row, by, chat_template_kwargs=in_kwargs) == "own a</s>own b</s>"
     origins = [record.message.partition("origin=")[2] for record in caplog.records if "origin=" in record.message]
     assert origins == ["the model folder", "--chat-template", "--apply-chat-template-kwargs", "the row's metadata"]
+
+
+@pytest.mark.parametrize(
+    ("template", "line"),
+    [
+        ("{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}", "does not teach when to stop"),
+        ("{% set date_string = date_string or strftime_now('%d') %}" + templates.CHATML, "writes today's date"),
+    ],
+    ids=["no end", "date"],
+)
+def test_what_a_template_does_to_training_is_told_once(template, line, caplog):
+    renderer = ChatRenderer(tokenizer(template))
+    with caplog.at_level("WARNING"):
+        for _ in range(3):
+            renderer.rendered(sample(user("a"), assistant("b")))
+    assert [line in record.message for record in caplog.records] == [True]
+
+
+def test_a_given_date_is_no_warning(caplog):
+    dated = "{% set date_string = date_string or strftime_now('%d') %}" + templates.CHATML
+    with caplog.at_level("WARNING"):
+        marked(sample(user("a"), assistant("b")), dated, chat_template_kwargs={"date_string": "26 Jul 2024"})
+    assert caplog.records == []
