@@ -2,8 +2,8 @@
 """The flags of every supervised training script train two steps with tiny models, in one process.
 
 What is given besides: batch sizes, and one card for each role of the script's own `--resource`. Data is in the form of
-the data sets themselves: text columns, image structs with `<image>` at the end, classes made by the prepare tool. Where
-Qwen3.5 is expected, a Qwen3 stands in: the native engine, which predicts here, has no linear attention.
+the data sets themselves: text columns, image structs with `<image>` at the end, classes made by the prepare tool.
+Where Qwen3.5 is expected, a Qwen3 stands in: the native engine, which predicts here, has no linear attention.
 """
 
 from __future__ import annotations
