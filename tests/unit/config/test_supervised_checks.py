@@ -35,6 +35,52 @@ def test_classification_names_what_it_does_not_support(flags, name):
     assert f"--task-type seq_cls does not support {name}" in refused(**CLASSES, **flags)
 
 
+SFT = {
+    "loss_type": "sft",
+    "use_dynamic_batch_size": True,
+    "max_tokens_per_gpu": 64,
+    "num_epoch": 1,
+    "num_rollout": None,
+    "rollout_batch_size": None,
+    "n_samples_per_prompt": 1,
+    "rm_type": None,
+    "global_batch_size": 4,
+}
+PREDICT = {"sft_predict_interval": 5, "save": "run", "eval_size": 2.0, "eval_interval": 5}
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        (PREDICT, "--sft-predict-interval: a head for classes generates no text"),
+        ({"sft_chunked_logits": True}, "--sft-chunked-logits: there are no logits over a vocabulary"),
+        ({"fully_async": True}, "--fully-async: it trains synchronously"),
+        ({"hybrid": True}, "--hybrid: it trains synchronously"),
+        ({"save_hf": "out", "save": "run"}, "--save-hf: export a checkpoint offline"),
+    ],
+)
+def test_a_supervised_run_of_classes_names_what_it_does_not_support(flags, name):
+    assert default_config(**SFT, **CLASSES).task.num_labels == 3
+    assert f"--task-type seq_cls does not support {name}" in refused(**SFT, **CLASSES, **flags)
+
+
+@pytest.mark.parametrize("loss", ["dpo", "reward_model"])
+@pytest.mark.parametrize(
+    "flags",
+    [PREDICT, {"enable_mtp_training": True, "mtp_num_layers": 1}, {"fully_async": True}, {"hybrid": True}],
+)
+def test_preferences_name_what_they_do_not_support(loss, flags):
+    assert f"--loss-type {loss} does not support --{next(iter(flags)).replace('_', '-')}: leave it out" in refused(
+        **SFT | {"loss_type": loss}, **flags
+    )
+
+
+def test_a_reward_model_is_exported_whole():
+    flags = {"loss_type": "reward_model", "lora_rank": 4, "lora_adapter_mode": True, "save_hf": "out", "save": "run"}
+    assert "an adapter alone is no reward model" in refused(**SFT | flags)
+    assert default_config(**SFT | {"lora_rank": 4, "lora_adapter_mode": True}).lora.lora_adapter_mode
+
+
 def test_classification_needs_its_classes_and_its_loss():
     text = refused(task_type="seq_cls")
     assert "--task-type seq_cls needs --num-labels: the number of classes" in text
