@@ -291,7 +291,7 @@ class ExactModel(nn.Module):
         embeds = self.text_model.embed_tokens(tokens)
         extra: dict[str, Any] = {}
         if placed:
-            embeds, extra = _fill_media(embeds, placed)
+            embeds, extra = fill_media(embeds, placed)
         where = positions[:, None] if positions.ndim == 2 else positions[None]
         out = self.text_model(
             inputs_embeds=embeds[None], position_ids=where, use_cache=False, relax_plan=plan, **extra
@@ -386,7 +386,7 @@ def _seconds_per_grid(features: Sequence[MediaFeatures]) -> Tensor | None:
     return torch.tensor(found) if found else None
 
 
-def _fill_media(embeds: Tensor, placed: Sequence[PlacedItem]) -> tuple[Tensor, dict[str, Any]]:
+def fill_media(embeds: Tensor, placed: Sequence[PlacedItem]) -> tuple[Tensor, dict[str, Any]]:
     """Put encoded rows in place; returns the embeddings and the arguments for visual features of deeper layers."""
     for part in placed:
         if len(part.rows) != len(part.item.embeds):

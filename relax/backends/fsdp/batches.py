@@ -13,7 +13,7 @@ from torch import Tensor
 from relax.backends.exact.model import ExactModel
 from relax.backends.exact.segments import PackedSegments, Segment, build_plan
 from relax.data.columns import TrainSequence
-from relax.utils.errors import DataError, InternalError
+from relax.utils.errors import InternalError
 from relax.utils.types import MediaFeatures
 
 _DUMMY = np.zeros(4, np.int64)  # tokens of a micro-batch without sequences
@@ -78,8 +78,6 @@ def pack(
         ahead: tokens behind each row that are needed; every sequence is packed whole then.
     """
     shared_prefix = shared_prefix and not ahead
-    if ahead and any(sequence.media for sequence in sequences):
-        raise DataError("--enable-mtp-training reads text alone, and a row has media")
     builder = _Builder(model)
     prompts: dict[int, tuple[np.ndarray, int, int]] = {}  # group -> prompt tokens, segment, row of the last token
     shared = shared_prefix and len(sequences) > 1
@@ -98,7 +96,7 @@ def pack(
 
 
 def _look_ahead(batch: PackedBatch, sequences: Sequence[TrainSequence], depths: int) -> PackedBatch:
-    """Add the ids behind each row. 0 stands behind the end of a sequence, where no loss looks."""
+    """Add the ids behind each row; 0 stands behind the end of a sequence, where no loss looks."""
     device, total = batch.rows.device, len(batch.packed.tokens)
     found = []
     for depth in range(1, depths + 1):

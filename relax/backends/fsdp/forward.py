@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from relax.backends.exact.id_logprobs import likeliest, log_probs_at
 from relax.backends.exact.logprobs import examine, head_logits, token_log_probs
 from relax.backends.exact.media import EncodedItem, PlacedItem
-from relax.backends.exact.model import AttentionName, ExactModel, checkpoint_layers
+from relax.backends.exact.model import AttentionName, ExactModel, checkpoint_layers, fill_media
 from relax.backends.fsdp.batches import PackedBatch
-from relax.backends.fsdp.mtp import MtpLayers, layer_arguments
+from relax.backends.fsdp.mtp import MtpLayers, layer_arguments, media_ahead
 
 AT_IDS = "at_ids"  # column of token ids [R, K], which float32 holds exactly below 2^24
 
@@ -106,7 +106,7 @@ class TrainingModel(ExactModel):
             values = self.values(chosen)
         if "class_logits" in needs:
             class_logits = head_logits(chosen, self.head.weight, self.head.bias).float()
-        mtp_log_probs = self._mtp_log_probs(batch, hidden, options) if "mtp_log_probs" in needs else None
+        mtp_log_probs = self._mtp_log_probs(batch, hidden, placed, options) if "mtp_log_probs" in needs else None
         at, top_ids, top = self._of_ids(chosen, batch, needs, options)
         if batch.empty:
             # Target ids 0 to 3 may be suppressed: their log-prob is -inf, and zero times it is not a number.
@@ -115,7 +115,9 @@ class TrainingModel(ExactModel):
         found = Forward(log_probs, entropy, values, mass_above, class_logits, mtp_log_probs, anchor, at, top_ids, top)
         return found.without_rows() if batch.empty else found
 
-    def _mtp_log_probs(self, batch: PackedBatch, hidden: Tensor, options: ForwardOptions) -> Tensor:
+    def _mtp_log_probs(
+        self, batch: PackedBatch, hidden: Tensor, placed: Sequence[PlacedItem], options: ForwardOptions
+    ) -> Tensor:
         """`[R, depths]` of the response tokens; in an empty micro-batch `[4, depths]` of whatever stands there."""
         mtp, detach = self.mtp, set(self.mtp.spec.detach)
         state = hidden.detach() if "backbone" in detach else hidden
@@ -126,6 +128,8 @@ class TrainingModel(ExactModel):
         columns = []
         for depth, ids in enumerate(batch.ahead):
             embeds = self.text_model.embed_tokens(ids)
+            if placed:
+                embeds, _ = fill_media(embeds, media_ahead(placed, batch.packed.starts, depth + 1))
             state = mtp(depth, state, embeds.detach() if "embedding" in detach else embeds, place)
             if batch.empty:
                 rows = targets = known = torch.arange(4, device=hidden.device)

@@ -17,14 +17,16 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from relax.backends.additions import MtpSpec
+from relax.backends.exact.media import EncodedItem, PlacedItem
 from relax.backends.exact.segments import AttentionPlan
 from relax.backends.fsdp.published import find_tensor
 from relax.utils.errors import ConfigError
@@ -63,16 +65,32 @@ def _attention_layer(text_model: nn.Module) -> int:
 
 
 def layer_arguments(text_model: nn.Module, hidden: Tensor, positions: Tensor, plan: AttentionPlan) -> dict[str, Any]:
-    """What a decoder layer is called with besides its input. `positions` is `[T]`."""
-    where = positions[None]
-    mrope = "mrope_section" in (getattr(text_model.config, "rope_parameters", None) or {})
-    rotary = text_model.rotary_emb(hidden[None], where[None].expand(3, -1, -1) if mrope else where)
+    """What a decoder layer is called with besides its input. `positions` is `[T]`, `[3, T]` with media."""
+    where = positions[None] if positions.ndim == 1 else positions[:, None]
+    if positions.ndim == 1 and "mrope_section" in (getattr(text_model.config, "rope_parameters", None) or {}):
+        where = where[None].expand(3, -1, -1)
+    rotary = text_model.rotary_emb(hidden[None], where)
     return {
         "attention_mask": None,
-        "position_ids": where,
+        "position_ids": where if where.ndim == 2 else where[0],
         "position_embeddings": rotary,
         "relax_plan": plan,
     }
+
+
+def media_ahead(placed: Sequence[PlacedItem], starts: np.ndarray, depth: int) -> list[PlacedItem]:
+    """The encoded items as the rows `depth` places before them see them, each within its own sequence.
+
+    Args:
+        starts: first packed row of each sequence, ascending.
+    """
+    found = []
+    for part in placed:
+        first = starts[np.searchsorted(starts, part.rows, side="right") - 1]
+        kept = np.flatnonzero(part.rows - depth >= first)
+        rows = torch.from_numpy(kept).to(part.item.embeds.device)
+        found.append(PlacedItem(EncodedItem(part.item.kind, part.item.embeds[rows]), part.rows[kept] - depth))
+    return found
 
 
 def load_mtp(text_model: nn.Module, path: Path, spec: MtpSpec) -> MtpLayers:

@@ -16,15 +16,16 @@ def mtp_tensors(folder: Path, layers: int, seed: int = 0) -> dict[str, torch.Ten
     """Random weights under the names of public checkpoints."""
     generator = torch.Generator().manual_seed(seed)
     model = load_file(folder / "model.safetensors")
-    width = model["model.norm.weight"].shape[0]
+    width = next(t for n, t in model.items() if n.endswith("layers.1.input_layernorm.weight")).shape[0]
     tensors = {"mtp.fc.weight": torch.randn(width, 2 * width, generator=generator) * 0.1}
     for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
         tensors[f"mtp.{name}.weight"] = 1 + 0.1 * torch.randn(width, generator=generator)
     for layer in range(layers):
         for name, tensor in model.items():
-            if name.startswith("model.layers.1."):
+            _, found, rest = name.partition("layers.1.")
+            if found and "visual" not in name:
                 moved = tensor + 0.02 * torch.randn(tensor.shape, generator=generator)
-                tensors[name.replace("model.layers.1.", f"mtp.layers.{layer}.")] = moved
+                tensors[f"mtp.layers.{layer}.{rest}"] = moved
     return tensors
 
 

@@ -12,7 +12,7 @@ from relax.algorithms.supervised.mtp import WithMtp
 from relax.backends.additions import ClassHead, MtpSpec
 from relax.backends.base import ModelSpec, OptimizerSpec
 from relax.backends.fsdp.backend import FsdpBackend
-from relax.utils.errors import ConfigError, DataError
+from relax.utils.errors import ConfigError
 from tests.unit.backends.fsdp.mtp_models import with_mtp
 from tests.unit.backends.training_cases import folder_of, gradients, groups, image, one_part, worst_difference
 
@@ -46,10 +46,12 @@ def _norm(weight, x, eps):
 class Plain:
     """The recurrence written out, with autograd, on the folder's weights."""
 
-    def __init__(self, folder, depths: int, detach: tuple[str, ...] = ()) -> None:
-        self.own = transformers.Qwen3ForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
-        )
+    def __init__(self, folder, depths: int, detach: tuple[str, ...] = (), name: str = "Qwen3ForCausalLM") -> None:
+        model_class = getattr(transformers, name)
+        self.own = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        self.text = getattr(self.own.model, "language_model", self.own.model)
+        self.seen: dict = {}  # what the text model was last called with
+        self.text.register_forward_pre_hook(lambda _, args, kwargs: self.seen.update(kwargs), with_kwargs=True)
         self.depths, self.detach = depths, detach
         self.mtp = {
             name: tensor.clone().requires_grad_()
@@ -61,9 +63,20 @@ class Plain:
         return sum(self._sequence(s) for s in sequences)
 
     def _sequence(self, s) -> torch.Tensor:
-        model, mtp, eps = self.own.model, self.mtp, self.own.config.rms_norm_eps
+        model, mtp, eps = self.text, self.mtp, self.own.config.get_text_config().rms_norm_eps
         ids = torch.from_numpy(s.tokens.astype(np.int64))
-        h = model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+        media = {}
+        for item in s.media:  # at most one
+            tensors = {k: torch.from_numpy(v) for k, v in item.tensors.items()}
+            kinds = (ids == self.own.config.image_token_id).int()[None]
+            media = {"pixel_values": tensors["pixel_values"], "image_grid_thw": tensors["image_grid_thw"][None]}
+            media["mm_token_type_ids"] = kinds
+        mask = {"attention_mask": torch.ones(1, len(ids), dtype=torch.long)} if media else {}
+        h = self.own.model(input_ids=ids[None], use_cache=False, **media, **mask).last_hidden_state[0]
+        embeds = self.seen.get("inputs_embeds")
+        embeds = model.embed_tokens(ids) if embeds is None else embeds[0]
+        where = self.seen.get("position_ids")
+        where = torch.arange(len(ids))[None] if where is None else where[-3:]
         head = self.own.lm_head.weight
         weights = torch.zeros(len(ids))
         weights[s.prompt_len :] = torch.from_numpy(s.columns["loss_weight"])
@@ -76,7 +89,7 @@ class Plain:
             length = len(ids) - depth  # rows that have a token `depth` places ahead
             if length < 1:
                 break
-            e = model.embed_tokens(ids[depth:])
+            e = embeds[depth:]
             e = e.detach() if "embedding" in self.detach else e
             both = [
                 _norm(mtp["mtp.pre_fc_norm_embedding.weight"], e, eps),
@@ -86,7 +99,7 @@ class Plain:
             prefix = f"mtp.layers.{depth - 1}."
             layer = {n.removeprefix(prefix): t for n, t in mtp.items() if n.startswith(prefix)}
             mask = torch.full((length, length), -torch.inf).triu(1)[None, None]
-            positions = model.rotary_emb(z[None], torch.arange(length)[None])
+            positions = model.rotary_emb(z[None], where[..., :length])
             arguments = {"attention_mask": mask, "position_embeddings": positions}
             h = torch.func.functional_call(model.layers[1], layer, (z[None],), arguments)
             h = _norm(mtp["mtp.norm.weight"], (h[0] if isinstance(h, tuple) else h)[0], eps)
@@ -113,6 +126,34 @@ def test_the_loss_and_every_gradient_equal_the_plain_recurrence(base, depths, de
     assert stats.sums["sft_loss"] + stats.sums["mtp_loss"] == pytest.approx(right.item(), rel=1e-5)
     difference, name = worst_difference(gradients(backend), plain.gradients())
     assert difference < 2e-5, name
+
+
+@pytest.mark.parametrize("depths", [1, 2])
+def test_media_are_seen_ahead_as_the_encoder_gives_them(base, depths):
+    """The token that a row looks ahead to may be a piece of a picture; encoders get gradients by both ways."""
+    folder = with_mtp(base, depths, "qwen3_vl")
+    sequences = groups({0: (image(1),), 2: (image(2, (1, 4, 8)),)}, num_groups=3, size=2)
+    for sequence in sequences:
+        sequence.columns["loss_weight"] = sequence.loss_mask.astype(np.float32)
+    plain = Plain(folder, depths, (), "Qwen3VLForConditionalGeneration")
+    right = plain.total(sequences)
+    right.backward()
+    backend = opened(folder, MtpSpec(depths, ()))
+    stats = backend.backward(one_part(sequences, 3), WithMtp(SftLoss(), SCALE))
+    assert stats.sums["sft_loss"] + stats.sums["mtp_loss"] == pytest.approx(right.item(), rel=1e-5)
+    difference, name = worst_difference(gradients(backend), plain.gradients())
+    assert difference < 5e-5, name
+
+
+def test_rows_before_a_sequence_see_none_of_its_media():
+    from relax.backends.exact.media import EncodedItem, PlacedItem
+    from relax.backends.fsdp.mtp import media_ahead
+
+    # sequences start at rows 0 and 5; the second begins with a picture of three tokens
+    item = EncodedItem("image", torch.arange(6.0).view(3, 2))
+    one, two = (media_ahead([PlacedItem(item, np.array([5, 6, 7]))], np.array([0, 5, 9]), d)[0] for d in (1, 2))
+    assert (one.rows.tolist(), one.item.embeds.tolist()) == ([5, 6], [[2.0, 3.0], [4.0, 5.0]])
+    assert (two.rows.tolist(), two.item.embeds.tolist()) == ([5], [[4.0, 5.0]])
 
 
 def test_detached_everywhere_the_model_learns_as_without_mtp(base):
@@ -170,10 +211,6 @@ def test_what_cannot_be_trained_is_refused(base):
     backend.open(ModelSpec(folder_of(base, "qwen3")), OptimizerSpec(lr=1e-3))
     with pytest.raises(ConfigError, match="opened without MTP layers"):
         backend.backward(one_part(rows()), WithMtp(SftLoss(), SCALE))
-    sequences = rows()
-    sequences[0].media = (image(1),)
-    with pytest.raises(DataError, match="reads text alone"):
-        opened(with_mtp(base), MtpSpec(1)).backward(one_part(sequences), WithMtp(SftLoss(), SCALE))
 
 
 def test_the_term_of_the_loss_counts_what_a_depth_can_predict():
