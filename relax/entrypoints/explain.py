@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def explanation(config: RunConfig) -> str:
     """One table, then the cards of each role, then notes."""
-    rows = [*_rows(config)]
+    rows = [*(_supervised_rows(config) if config.is_supervised else _rows(config))]
     width, size = (max(len(str(row[column])) for row in rows) for column in (0, 1))
     lines = [f"{what:<{width}}  {number!s:>{size}}  {flags}".rstrip() for what, number, flags in rows]
     lines += ["", *run_facts(config)["resources"], f"  {run_facts(config)['backends']}"]
@@ -41,13 +41,33 @@ def explanation(config: RunConfig) -> str:
     return "\n".join(lines)
 
 
+def _told(config: RunConfig, *names: str) -> str:
+    return ", ".join(f"{option_name(name)} ({config.origin(name)})" for name in names)
+
+
+def _supervised_rows(config: RunConfig) -> Iterator[Row]:
+    """A step of supervised training takes rows of the data; there are no prompts to answer."""
+    sizes, facts, told = batch_arithmetic(config), run_facts(config), functools.partial(_told, config)
+    steps = sizes["rollouts"]
+    yield "one optimizer step", "", told("loss_type")
+    yield "  rows (pairs, for preferences)", sizes["samples_per_optimizer_step"], told("global_batch_size")
+    yield "  training ranks", sizes["data_parallel_ranks"], told("resource")
+    yield "  tokens of a micro-batch, at most", config.supervised_capacity, told("max_tokens_per_gpu")
+    yield (
+        "  steps that may be ahead of training",
+        config.steps_in_flight,
+        told("sft_max_in_flight_steps", "max_staleness"),
+    )
+    yield "the run", "", ""
+    yield "  optimizer steps", "by the data" if steps is None else steps, told(*_limits(config))
+    if steps is not None:
+        yield "  rows", sizes["samples"], ""
+        yield "  checkpoints", facts["checkpoints"]["count"], told("save_interval", "save")
+
+
 def _rows(config: RunConfig) -> Iterator[Row]:
-    sizes, facts = batch_arithmetic(config), run_facts(config)
+    sizes, facts, told = batch_arithmetic(config), run_facts(config), functools.partial(_told, config)
     rounds = sizes["rollouts"]
-
-    def told(*names: str) -> str:
-        return ", ".join(f"{option_name(name)} ({config.origin(name)})" for name in names)
-
     yield "one round (rollout)", "", facts["mode"]
     yield "  prompts", sizes["prompts_per_rollout"], told("rollout_batch_size")
     yield "  x responses to each", sizes["samples_per_prompt"], told("n_samples_per_prompt")

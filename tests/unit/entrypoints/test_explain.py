@@ -74,3 +74,21 @@ def test_sizes_that_do_not_fit_are_an_error_with_those_that_do(capsys: pytest.Ca
 def test_it_prints_the_table_where_nothing_of_the_run_exists(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(shlex.split(COMMAND)) == 0
     assert capsys.readouterr().out.startswith("one round (rollout)")
+
+
+def test_supervised_training_is_told_in_rows_and_steps() -> None:
+    """200 steps of 32 rows; rows go to 2 ranks in micro-batches of 4096 tokens."""
+    command = """
+        --loss-type sft --hf-checkpoint /nowhere/model --prompt-data /nowhere/rows.jsonl --input-key a --label-key b
+        --use-dynamic-batch-size --max-tokens-per-gpu 4096 --global-batch-size 32 --num-rollout 200 --max-staleness 4
+        --resource '{"sft": [1, 0], "actor": [1, 2]}'
+    """
+    text = explanation(parse_args(shlex.split(command), machine=Machine()))
+    table = {line[:39].strip(): line[39:].split() for line in text.split("\n\n")[0].splitlines()}
+    assert table["rows (pairs, for preferences)"] == ["32", "--global-batch-size", "(flag)"]
+    assert table["training ranks"] == ["2", "--resource", "(flag)"]
+    assert table["tokens of a micro-batch, at most"] == ["4096", "--max-tokens-per-gpu", "(flag)"]
+    assert table["steps that may be ahead of training"][0] == "5"  # --max-staleness + 1
+    assert table["optimizer steps"] == ["200", "--num-rollout", "(flag)"]
+    assert table["rows"] == ["6400"]  # 200 x 32
+    assert "prompt" not in text
