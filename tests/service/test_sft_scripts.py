@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.builders import build_tiny_model_folder
-from tests.service.training_run import ROOT, inline
+from tests.service.training_run import ROOT, Finished, inline
 from tests.unit.backends.fsdp.mtp_models import with_mtp
 
 pytestmark = pytest.mark.service
@@ -117,3 +118,26 @@ def test_the_flags_of_a_script_train_two_steps_in_one_process(script: Path, fold
     assert len(finished.metrics("train/loss")) == 2
     predicts = "PREDICT_ARGS" in script.read_text()
     assert bool(list(finished.folder.glob("predict/predictions_step_*.jsonl"))) == predicts
+
+
+@pytest.mark.slow
+def test_the_script_for_one_card_trains_as_a_job_on_a_ray_of_its_own(folder: Path, tmp_path: Path) -> None:
+    script = SFT / "run-qwen3-vl-4B-pokemon-1xgpu.sh"
+    kept = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RELAX_ENTRYPOINT")}
+    (ray_folder := Path(f"/var/tmp/rlxs-{os.getpid()}")).mkdir()
+    paths = {"MODEL_DIR": folder, "DATA_DIR": folder, "EXP_DIR": tmp_path, "MODEL_CONFIG_DIR": folder / "model_files"}
+    told = {"NUM_GPUS": "1", "PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(ray_folder)}
+    try:
+        done = subprocess.run(
+            ["bash", str(script), *flags_for(script)],
+            env={**kept, **told, **{name: str(path) for name, path in paths.items()}},
+            capture_output=True, text=True, timeout=900, cwd=ROOT,
+        )  # fmt: skip
+    finally:
+        shutil.rmtree(ray_folder, ignore_errors=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "starting Ray on this machine with 1 cards" in done.stderr
+    assert "relax: job relax-" in done.stderr
+    assert "step 2/2" in done.stdout
+    (run,) = {path.parent.parent for path in tmp_path.glob("*/*/journal/driver.jsonl")}
+    assert Finished(run, 0, "", "").reason == "finished"
