@@ -151,3 +151,8 @@ async def judged_length(args: Any, sample: Sample, **kwargs: Any) -> float:
     """How long a judge's answer about the response is, in characters."""
     question = [{"role": "user", "content": f"What do you think of {sample.response!r}?"}]
     return float(1 + len(await GenRMClient().generate(question)))
+
+
+def label_reward(args: Any, sample: Sample, **kwargs: Any) -> float:
+    """Known as soon as the prompt is: a fifth of the sum that it asks for."""
+    return float(sample.label) / 5

@@ -106,7 +106,17 @@ def test_the_critic_learns_the_return_and_the_actor_the_task(run):
     rewards, losses = done.metrics("rollout/reward/mean"), done.metrics("train/value_loss")
     assert np.mean(rewards[-5:]) > np.mean(rewards[:5]) + 0.25, rewards
     assert np.mean(losses[-5:]) < 0.5 * losses[0], losses
-    assert max(done.metrics("train/explained_variance")) > 0.2
+
+
+def test_a_critic_learns_to_tell_a_reward_that_the_prompt_decides(run):
+    done = run(
+        "--colocate", "--critic-train-only", num_rollout=24, rollout_batch_size=12, n_samples_per_prompt=1,
+        critic_lr=1e-2, custom_rm_path=HOOKS + "label_reward", rollout_max_response_len=4, save_interval=None,
+    )  # fmt: skip
+    explained = done.metrics("train/explained_variance")
+    assert explained[0] == pytest.approx(0.0, abs=1e-6)
+    assert np.mean(explained[-4:]) > 0.5, explained
+    assert np.mean(done.metrics("train/value_loss")[-4:]) < 0.3 * done.metrics("train/value_loss")[0]
 
 
 def test_the_actor_stays_as_it_is_while_the_critic_warms_up(run, inputs):
@@ -174,6 +184,22 @@ def test_a_critic_saved_apart_is_found_by_its_iteration_or_the_run_is_refused(ru
     start = apart / "iter_0000001/critic"
     warm = run("--colocate", name="warm", num_rollout=1, critic_load=start, critic_lr=0)
     assert same(warm.folder / "iter_0000000/critic", start)
+
+
+def test_the_kl_to_a_reference_is_taken_off_the_reward_of_each_token(run, tmp_path):
+    roles = '{"actor":[1,1],"critic":[1,1],"rollout":[1,1],"reference":[1,1]}'
+    words = ("--fully-async", "--max-staleness", "0")
+    done = run(*words, num_rollout=3, resource=roles, kl_coef=0.5, lr=1e-2, dump_details=tmp_path / "details")
+    for columns in groups_of(done, 2).values():
+        gap = columns["rollout_logprobs"].astype(float) - columns["ref_logprobs"]
+        assert np.abs(gap).max() > 1e-3
+        end = 0
+        for place, length in enumerate(columns["response_len"].tolist()):
+            start, end = end, end + length
+            to_go = np.cumsum((-0.5 * gap[start:end])[::-1])[::-1] + columns["reward"][place]  # gamma = lambda = 1
+            assert columns["returns"][start:end] == pytest.approx(to_go, abs=1e-4)
+    refused = run("--colocate", name="refused", ok=False, kl_coef=0.5)
+    assert "the critic has its cards while advantages are made" in refused.err
 
 
 def test_observations_are_no_step_of_the_chain(run, tmp_path):
