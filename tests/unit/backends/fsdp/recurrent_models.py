@@ -42,7 +42,13 @@ VISION = {
     "temporal_patch_size": 2,
     "num_position_embeddings": 64,
 }
-FAMILIES = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration")
+FAMILIES = (
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+)
 
 
 def recurrent_folder(folder: Path, name: str = "Qwen3_5ForCausalLM", seed: int = 0) -> Path:
@@ -66,12 +72,17 @@ def recurrent_folder(folder: Path, name: str = "Qwen3_5ForCausalLM", seed: int =
 def _config(name: str, ids: dict):
     import transformers
 
-    if name == "Qwen3_5ForConditionalGeneration":
+    if name.endswith("ForConditionalGeneration"):
         media = ("image_token_id", "<|image_pad|>"), ("video_token_id", "<|video_pad|>")
         media = (*media, ("vision_start_token_id", "<|vision_start|>"), ("vision_end_token_id", "<|vision_end|>"))
         own = {key: tiny_tokenizer().convert_tokens_to_ids(token) for key, token in media}
-        return transformers.Qwen3_5Config(
-            text_config=TEXT | ids, vision_config=VISION, tie_word_embeddings=False, pad_token_id=0, **own
+        moe = "Moe" in name
+        return (transformers.Qwen3_5MoeConfig if moe else transformers.Qwen3_5Config)(
+            text_config=TEXT | ids | (EXPERTS if moe else {}),
+            vision_config=VISION,
+            tie_word_embeddings=False,
+            pad_token_id=0,
+            **own,
         )
     if name == "Qwen3NextForCausalLM":
         more = EXPERTS | {"decoder_sparse_step": 1, "mlp_only_layers": [0, 1, 2, 3]}
