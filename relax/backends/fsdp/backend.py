@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from relax.backends.additions import LoraSpec
 from relax.backends.base import (
     LossFunction,
     ModelSpec,
@@ -27,23 +25,13 @@ from relax.backends.base import (
 )
 from relax.backends.exact.model import DTYPES, AttentionName, load_hf
 from relax.backends.exact.probe import probe
-from relax.backends.fsdp import checkpoint, lora_files
+from relax.backends.fsdp import checkpoint
 from relax.backends.fsdp.batches import pack, towers_used
 from relax.backends.fsdp.distributed import Ranks
 from relax.backends.fsdp.forward import ForwardOptions, TrainingModel
 from relax.backends.fsdp.kept import CURRENT, KeptWeights
-from relax.backends.fsdp.lora import (
-    DropoutKey,
-    adapter_names,
-    add_adapters,
-    is_adapter,
-    merged_weight,
-    trained_with_adapters,
-)
-from relax.backends.fsdp.lora_files import write_adapter
-from relax.backends.fsdp.mtp import PREFIX as MTP
-from relax.backends.fsdp.mtp import load_mtp
 from relax.backends.fsdp.optimizer import Shard, ShardedAdamW
+from relax.backends.fsdp.parts import ModelParts, is_mtp
 from relax.backends.fsdp.published import take_published
 from relax.backends.fsdp.scoring import id_tensor, score_part, switched
 from relax.backends.fsdp.totals import Totals, objective_of, token_batch
@@ -92,7 +80,6 @@ class FsdpBackend:
         self._asleep = False
         self._model: TrainingModel | None = None
         self._trained: list[Shard] = []
-        self._dropout: DropoutKey | None = None  # with adapters alone
         self._adam: ShardedAdamW | None = None
 
     # ------------------------------------------------------------------ life
@@ -106,7 +93,8 @@ class FsdpBackend:
         training = TrainingModel(
             load_hf(model.hf_path, "fp32", model.head), attn=self._attn, value_head=self._value_head
         )
-        self._add_parts(training)
+        self._parts = ModelParts(model, self.ranks)
+        self._parts.add_to(training)
         training = training.to(self.ranks.device).eval()
         num_parameters = sum(p.numel() for p in training.parameters())
         exact, reason = self._probe(training)
@@ -122,7 +110,7 @@ class FsdpBackend:
             for shard in self._shards:
                 shard.parameter.data = shard.parameter.data.to(torch.bfloat16)
                 shard.master = torch.nn.Parameter(shard.master.data)
-        self._trained = [shard for shard in self._shards if self._is_trained(shard.name)]
+        self._trained = [shard for shard in self._shards if self._parts.is_trained(shard.name)]
         self._kept = KeptWeights(self._shards, self._trained)
         for shard in self._shards:
             shard.parameter.requires_grad_(False)
@@ -138,26 +126,6 @@ class FsdpBackend:
         )
         rank, world = self.ranks.rank, self.ranks.world_size
         return RankInfo(rank, world, rank, world, self.ranks.device, exact, reason, num_parameters)
-
-    def _add_parts(self, training: TrainingModel) -> None:
-        """What the spec adds to the model of the folder. MTP layers are copies of plain ones, so they come first."""
-        spec = self.spec
-        if spec.mtp is not None:
-            if not training.has_vocabulary:
-                raise ConfigError("--enable-mtp-training: a head for classes predicts no token")
-            training.mtp = load_mtp(training.text_model, spec.hf_path, spec.mtp)
-        if spec.lora is not None and spec.trainable:
-            self._dropout = add_adapters(training.hf, training.text_model, training.towers, spec.lora)
-            self._dropout.rank = self.ranks.rank
-
-    def _is_trained(self, name: str) -> bool:
-        if self.spec.mtp is not None and self.spec.mtp.only:
-            return name.startswith(MTP)
-        return self.spec.lora is None or trained_with_adapters(name)
-
-    @property
-    def _adapters(self) -> LoraSpec | None:
-        return self.spec.lora if self._dropout is not None else None
 
     def _probe(self, model: TrainingModel) -> tuple[bool, str]:
         """Measured in the dtype of training, on every rank; exact only when every rank is."""
@@ -251,7 +219,7 @@ class FsdpBackend:
                     options,
                     shared_prefix=self.shared_prefix,
                     cores=self._cores,
-                    ahead=self._depths(needs),
+                    ahead=self._parts.depths(needs),
                 )
             finally:
                 self._forget_gathered()
@@ -264,7 +232,7 @@ class FsdpBackend:
         needs = self._check_needs(loss.needs)
         totals = Totals()
         used = self._towers_of_all_ranks(part)
-        apart = self._cores.cores > 1 and not self._draws_dropout
+        apart = self._cores.cores > 1 and not self._parts.draws_dropout
         start = time.perf_counter()
 
         def backward_one(place: int) -> tuple[Totals, list[Tensor | None]]:
@@ -307,9 +275,8 @@ class FsdpBackend:
         """What one micro-batch adds. `apart`: return its gradient, since others may be computed at the same time."""
         model, totals = self.model, Totals()
         start = time.perf_counter()
-        if self._dropout is not None:
-            self._dropout.micro_batch += 1
-        batch = pack(model, sequences, shared_prefix=self.shared_prefix, ahead=self._depths(needs))
+        self._parts.start_micro_batch(self.num_steps)
+        batch = pack(model, sequences, shared_prefix=self.shared_prefix, ahead=self._parts.depths(needs))
         start = totals.time("pack", start)
         found = model(batch, needs, towers, self._options)
         total = found.anchor
@@ -335,8 +302,6 @@ class FsdpBackend:
             raise Divergence(f"optimizer step {self.num_steps}: divisor {divisor}; no trained tokens in this step?")
         start = time.perf_counter()
         norm, rate, gradient = self._adam.step(divisor)
-        if self._dropout is not None:
-            self._dropout.step, self._dropout.micro_batch = self.num_steps, 0
         return StepStats(grad_norm=norm, gradient=gradient, lr=rate, seconds={"step": time.perf_counter() - start})
 
     def _check_needs(self, needs: frozenset[str]) -> frozenset[str]:
@@ -353,14 +318,6 @@ class FsdpBackend:
         if needs & _OF_VOCABULARY and not has_vocabulary:
             raise ConfigError(f"{sorted(needs & _OF_VOCABULARY)} need a vocabulary head, which this model has not")
         return frozenset(needs)
-
-    def _depths(self, needs: frozenset[str]) -> int:
-        return self.spec.mtp.num_layers if self.spec.mtp is not None and "mtp_log_probs" in needs else 0
-
-    @property
-    def _draws_dropout(self) -> bool:
-        """Micro-batches must come one after another, since each is drawn by its number."""
-        return self._adapters is not None and self._adapters.dropout > 0
 
     def _towers_of_all_ranks(self, part: Part) -> list[list[str]]:
         """For each micro-batch the encoders that any rank needs: all ranks must take part in their collectives."""
@@ -392,28 +349,16 @@ class FsdpBackend:
 
         Adapters are merged into their matrices. MTP layers are left out: no engine of this version computes them.
         """
-        return ((name, tensor) for name, tensor in self._tensors() if not name.startswith(MTP))
+        return ((name, tensor) for name, tensor in self._tensors() if not is_mtp(name))
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The same with MTP layers."""
-        model, shards = self.model, {shard.name: shard for shard in self._shards}
-        for shard in self._shards:
-            if is_adapter(shard.name):
-                continue
-            whole = self._whole(shard)
-            a, b = adapter_names(shard.name) if shard.name.endswith(".weight") else ("", "")
-            if self._adapters is not None and a in shards:
-                whole = merged_weight(whole, self._whole(shards[a]), self._whole(shards[b]), self._adapters.scale)
-            yield shard.name, whole
+        model = self.model
+        yield from self._parts.tensors(self._shards, DTYPES[self.spec.dtype])
         for owner, module in model.named_modules():
             for name, buffer in module.named_buffers(recurse=False):
                 if name not in module._non_persistent_buffers_set:
                     yield _hf_name(f"{owner}.{name}" if owner else name), buffer.detach()
-
-    def _whole(self, shard: Shard) -> Tensor:
-        """The parameter in the model's dtype. Collective."""
-        tensor = shard.parameter.detach()
-        return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).to(DTYPES[self.spec.dtype])
 
     def _forget_gathered(self) -> None:
         """Free weights that a forward without a backward left gathered: the next forward gathers the new ones."""
@@ -437,13 +382,14 @@ class FsdpBackend:
     def load_weights(self, folder: Path) -> None:
         """Take the weights of a published version. Each rank reads the file and keeps its own piece."""
         _ = self.model
-        if self._adapters is not None:
+        if self._parts.adapters is not None:
             raise InternalError("published weights are merged: a model with adapters cannot take them")
         take_published(Path(folder), self._shards)
 
     def save(self, folder: Path, tag: str = CURRENT) -> None:
         _ = self.model
-        part = self._adapters is not None and self._adapters.save_adapter_only
+        adapters = self._parts.adapters
+        part = adapters is not None and adapters.save_adapter_only
         with self._kept.in_place(tag):
             checkpoint.save_checkpoint(
                 folder,
@@ -451,20 +397,21 @@ class FsdpBackend:
                 self._adam if tag == CURRENT else None,
                 self.ranks,
                 part=part,
-                beside=self._write_adapter if self._adapters is not None else None,
+                beside=self._write_adapter if adapters is not None else None,
             )
 
     def load(self, folder: Path, *, optimizer: bool = True) -> None:
         _ = self.model
         part = checkpoint.read_meta(folder).get("part", False)
-        if part and self._adapters is None:
+        if part and self._parts.adapters is None:
             raise ConfigError(f"--load {folder} holds adapters alone (--save-lora-only): add --lora-rank")
         shards = self._trained if part else self._shards
         checkpoint.load_checkpoint(folder, shards, self._adam if optimizer else None, self.ranks)
 
     def export_hf(self, folder: Path) -> None:
         """Write a folder that transformers loads (peft, where the adapter stays apart), without value head."""
-        if self._adapters is not None and not self._adapters.export_merged:
+        adapters = self._parts.adapters
+        if adapters is not None and not adapters.export_merged:
             self._write_adapter(Path(folder))
             self.ranks.barrier()
             return
@@ -474,18 +421,7 @@ class FsdpBackend:
         self.ranks.barrier()
 
     def _write_adapter(self, folder: Path) -> None:
-        """Write `lora_adapter/` into `folder`. Collective."""
-        assert self._adapters is not None
-        tensors = {s.name: self._whole(s) for s in self._trained if not s.name.startswith((MTP, "value_head."))}
-        if self.ranks.is_main:
-            write_adapter(
-                folder / lora_files.FOLDER,
-                tensors,
-                self._adapters,
-                base=self.spec.hf_path,
-                step=self.num_steps,
-                head=None if self.model.has_vocabulary else "score",
-            )
+        self._parts.write_adapter(folder, self._trained, DTYPES[self.spec.dtype], self.num_steps)
 
 
 def _hf_name(name: str) -> str:

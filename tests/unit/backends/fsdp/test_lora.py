@@ -261,6 +261,20 @@ def test_dropout_is_drawn_by_step_and_micro_batch_and_scores_have_none(base):
     assert all((start[uid]["log_probs"] == columns["log_probs"]).all() for uid, columns in right.items())
 
 
+def test_a_resumed_run_draws_the_dropout_of_one_that_never_stopped(base, tmp_path):
+    folder, spec = folder_of(base, "qwen3"), LoraSpec(4, 16.0, ALL, seed=3, dropout=0.5)
+    backend, part = trained(folder, spec), one_part(groups(seed=2), 5)
+    backend.save(tmp_path / "checkpoint")
+    resumed = opened(folder, spec)
+    resumed.load(tmp_path / "checkpoint")
+    resumed.score(part, LOG_PROBS)
+    resumed.measure(part, LogProbLoss())  # passes without gradients draw nothing
+    for each in (backend, resumed):
+        each.backward(part, LogProbLoss())
+    right = gradients(backend)
+    assert all(torch.equal(grad, right[name]) for name, grad in gradients(resumed).items())
+
+
 def test_dropout_keeps_the_mean_of_its_input():
     from relax.backends.fsdp.lora import DropoutKey
 
