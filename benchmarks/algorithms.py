@@ -57,6 +57,7 @@ def command(estimator: str, options: argparse.Namespace, cold: Path, run_dir: Pa
             kept.append(word)
     own = ESTIMATOR_FLAGS.get(estimator, ())
     steps = () if "--num-steps-per-rollout" in own else ("--num-steps-per-rollout", "2")
+    kept += ["--rollout-batch-size", str(options.prompts)]
     kept += ["--inline", "--bus", "local", "--colocate", "--advantage-estimator", estimator, *steps, *own]
     kept += ["--save", str(run_dir), "--save-hf", str(run_dir / "hf_after")]
     return [sys.executable, "-m", "relax.entrypoints.train", *kept]
@@ -99,6 +100,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="algorithms", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--steps", type=int, default=20, help="rollouts")
+    parser.add_argument("--prompts", type=int, default=16, help="of one rollout; 8 samples each")
+    parser.add_argument("--sft-steps", type=int, default=80, help="of the cold start")
     parser.add_argument("--only", help="algorithms, by a comma list")
     parser.add_argument("--modality", choices=tuple(JOBS), default="image")
     parser.add_argument("--keep", type=Path, help="folder of the runs (default: a temporary one)")
@@ -109,7 +112,9 @@ def main() -> None:
         folder = (given.keep or Path(scratch)).resolve()
         for seed in given.seeds:
             words = ["--modality", given.modality, "--seed", str(seed), "--steps", str(given.steps)]
+            words += ["--sft-steps", str(given.sft_steps)]
             options = parse([*words, "--run-dir", str(folder / f"cold-s{seed}")])
+            options.prompts = given.prompts
             demo = Demo(options, lambda text: print(text, file=sys.stderr, flush=True))
             data = demo.prepare()
             demo.supervise(data[0])
@@ -125,6 +130,7 @@ def main() -> None:
         "algorithms": len(names),
         "seeds": len(given.seeds),
         "steps": given.steps,
+        "samples_a_step": given.prompts * 8,
         "runs": len(outcomes),
         "learned": len(learned),
         "least_gain": min(o.after - o.before for o in outcomes),

@@ -13,6 +13,11 @@ EQUIVALENT: dict[str, dict[str, dict[str, str]]] = {
             "(old_logp_T - logp_T).detach() -> old_logp_T - logp_T": "it is only compared: no gradient",
         },
     },
+    "relax/algorithms/policy_gradient.py": {
+        "log_ratio_T = (tokens.logp_T - tokens.old_logp_T).detach()": {
+            "(tokens.logp_T - tokens.old_logp_T).detach() -> tokens.logp_T - tokens.old_logp_T": "it is only logged",
+        },
+    },
     "relax/algorithms/m2po.py": {
         "fits = np.flatnonzero(level <= ordered)": {
             "level <= ordered -> level < ordered": "where they are equal the next place has the same level",

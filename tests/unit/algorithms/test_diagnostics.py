@@ -12,7 +12,7 @@ import torch
 from benchmarks.papers.responses import example_step
 from relax.algorithms.diagnostics import RATIO_EDGES, gradient_terms, mismatch_values, policy_values, range_names
 from relax.algorithms.loss import Term, TokenBatch
-from relax.algorithms.options import AlgorithmOptions
+from relax.algorithms.options import AlgorithmOptions, build_loss
 from relax.algorithms.policy_loss import PolicyLoss
 from relax.algorithms.reduce import gradient_norms
 from relax.utils.metrics import find_spec
@@ -117,3 +117,26 @@ def test_the_raw_kl_is_logged_beside_the_penalised_one_and_under_a_kl_in_the_rew
     reward = AlgorithmOptions(advantage_estimator="reinforce_plus_plus", kl_coef=0.1)
     means = run_step(STEP, reward, [range(8)]).means
     assert means["kl_ref"] == pytest.approx(kept.mean(), abs=1e-12) and "kl_loss" not in means
+
+
+def test_the_divergence_from_the_old_policy_is_that_of_the_step():
+    gaps = np.concatenate([(r.logp - r.rollout_logprobs)[r.trained] for r in STEP])
+    means = run_step(STEP, AlgorithmOptions(), [range(8)]).means
+    assert means["approx_kl"] == pytest.approx((np.exp(gaps) - 1 - gaps).mean(), abs=1e-12)
+    assert means["ratio"] == pytest.approx(np.exp(gaps).mean(), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("flags", "needed"),
+    [
+        ({}, True),
+        ({"log_entropy": False}, False),
+        ({"log_entropy": False, "entropy_coef": 0.1}, True),
+        ({"entropy_coef": 0.1}, True),
+    ],
+)
+def test_the_entropy_is_asked_for_when_it_is_logged_or_trained(flags, needed):
+    loss = build_loss(AlgorithmOptions(**flags))
+    assert loss.needs == ({"log_probs", "entropy"} if needed else {"log_probs"})
+    assert ("entropy_loss" in loss.objective) == ("entropy_coef" in flags)
+    assert ("entropy" in run_step(STEP, AlgorithmOptions(**flags), [range(8)]).means) == needed
