@@ -221,3 +221,13 @@ def test_gspo_is_its_sequence_form():
     assert found.loss == pytest.approx(float(total.detach()), abs=1e-12)
     for place in trained:
         np.testing.assert_allclose(found.by_logp[place], logp[place].grad.numpy(), **EXACT)
+
+
+def test_what_a_sample_without_weight_holds_enters_no_term_of_the_objective():
+    """Response 3 is removed; a token that its reference thinks impossible has an infinite KL."""
+    options = AlgorithmOptions(use_kl_loss=True, kl_loss_coef=0.1)
+    step = [replace(response) for response in STEP]
+    step[3].ref_logprobs = np.full(len(step[3].mask), -np.inf)
+    found, expected = run_step(step, options, [PLACES]), run_step(STEP, options, [PLACES])
+    assert found.loss == pytest.approx(expected.loss, abs=1e-12)
+    np.testing.assert_allclose(found.gradient, expected.gradient, **EXACT)
