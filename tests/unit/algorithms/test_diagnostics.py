@@ -140,3 +140,9 @@ def test_the_entropy_is_asked_for_when_it_is_logged_or_trained(flags, needed):
     assert loss.needs == ({"log_probs", "entropy"} if needed else {"log_probs"})
     assert ("entropy_loss" in loss.objective) == ("entropy_coef" in flags)
     assert ("entropy" in run_step(STEP, AlgorithmOptions(**flags), [range(8)]).means) == needed
+
+
+def test_the_share_of_outliers_is_of_the_sequences_with_trained_tokens():
+    """Response 6 has none: all of the other seven are further than 1e-9 nats from the engine."""
+    means = run_step(STEP, AlgorithmOptions(logprob_outlier_limit=1e-9), [range(8)]).means
+    assert means["logprob_outlier_fraction"] == pytest.approx(1.0, abs=1e-12)
