@@ -5,11 +5,14 @@ One cold start a seed; every algorithm goes on from it with the same prompts, le
 one process (`--inline --colocate`). All but rloo take two optimizer steps a rollout, so that their ratios matter.
 
 python -m benchmarks.algorithms [--seeds 0 1] [--steps 20] [--only gspo,sapo] [--modality image]
+python -m benchmarks.algorithms --tiny     # a random model of two layers learns to prefer even ids
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -80,6 +83,47 @@ def train(estimator: str, options: argparse.Namespace, demo: Demo, heldout: Path
     return Outcome(estimator, options.seed, before, after, first, last, time.monotonic() - started)
 
 
+def train_tiny(estimator: str, seed: int, given: argparse.Namespace, folder: Path) -> Outcome:
+    """The same on a random model, in this process. Accuracy is the share of even ids, of the first and last rollouts."""
+    from relax.entrypoints.train import main as train_main
+    from tests.builders import build_tiny_model_folder, write_jsonl
+
+    inputs, started = folder / f"inputs-s{seed}", time.monotonic()
+    if not inputs.exists():
+        build_tiny_model_folder(inputs / "model")
+        write_jsonl(
+            inputs / "prompts.jsonl",
+            [{"input": f"{a} + {b} =", "label": str(a + b)} for a in range(8) for b in range(8)],
+        )
+    run_dir = folder / f"{estimator}-s{seed}"
+    own = ESTIMATOR_FLAGS.get(estimator, ())
+    steps = () if "--num-steps-per-rollout" in own else ("--num-steps-per-rollout", "2")
+    flags = {
+        "--hf-checkpoint": inputs / "model",
+        "--prompt-data": inputs / "prompts.jsonl",
+        "--custom-rm-path": "benchmarks.rewards.even_share",
+        "--num-rollout": given.steps,
+        "--rollout-batch-size": given.prompts,
+        "--n-samples-per-prompt": 8,
+        "--rollout-max-response-len": 8,
+        "--rollout-seed": seed,
+        "--seed": seed,
+        "--lr": 2e-3,
+        "--save": run_dir,
+        "--advantage-estimator": estimator,
+    }
+    words = ["--inline", "--bus", "local", "--colocate", "--no-use-tensorboard", *steps, *own]
+    words += [text for name, value in flags.items() for text in (name, str(value))]
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = train_main(words)
+    if code != 0:
+        raise SystemExit(f"{estimator}, seed {seed}, ended with {code}")
+    rows = [json.loads(line) for line in (run_dir / "metrics" / "metrics.jsonl").read_text().splitlines()]
+    rewards = [row["rollout/reward/mean"] for row in rows if "rollout/reward/mean" in row]
+    first, last = (sum(part) / len(part) for part in (rewards[:3], rewards[-3:]))
+    return Outcome(estimator, seed, first, last, first, last, time.monotonic() - started)
+
+
 def table(outcomes: list[Outcome]) -> str:
     """Markdown, one line an algorithm, seeds side by side."""
     seeds = sorted({o.seed for o in outcomes})
@@ -104,13 +148,18 @@ def main() -> None:
     parser.add_argument("--sft-steps", type=int, default=80, help="of the cold start")
     parser.add_argument("--only", help="algorithms, by a comma list")
     parser.add_argument("--modality", choices=tuple(JOBS), default="image")
+    parser.add_argument("--tiny", action="store_true", help="the small task instead of the quick start's")
     parser.add_argument("--keep", type=Path, help="folder of the runs (default: a temporary one)")
     given = parser.parse_args()
     names = given.only.split(",") if given.only else [name for name in ALGOS if name != "ppo"]
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="relax-algorithms-") as scratch:
         folder = (given.keep or Path(scratch)).resolve()
-        for seed in given.seeds:
+        for seed in given.seeds if given.tiny else ():
+            for name in names:
+                outcomes.append(train_tiny(name, seed, given, folder))
+                print(outcomes[-1], flush=True)
+        for seed in () if given.tiny else given.seeds:
             words = ["--modality", given.modality, "--seed", str(seed), "--steps", str(given.steps)]
             words += ["--sft-steps", str(given.sft_steps)]
             options = parse([*words, "--run-dir", str(folder / f"cold-s{seed}")])
@@ -132,6 +181,7 @@ def main() -> None:
         "steps": given.steps,
         "samples_a_step": given.prompts * 8,
         "runs": len(outcomes),
+        "task": "tiny" if given.tiny else given.modality,
         "learned": len(learned),
         "least_gain": min(o.after - o.before for o in outcomes),
     }

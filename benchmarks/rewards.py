@@ -32,3 +32,9 @@ async def slow_sum_reward(args: Any, sample: Sample, **rest: Any) -> float:
     chance = random.Random(f"{sample.group_index}.{sample.index}")
     await asyncio.sleep(min(5.0, math.exp(0.6 * chance.gauss(0.0, 1.0))))
     return sum_reward(args, sample, **rest)
+
+
+def even_share(args: Any, sample: Sample, **_: Any) -> float:
+    """Share of even ids among the response's tokens: what a random model can learn in a few steps."""
+    ids = sample.tokens[len(sample.tokens) - sample.response_length :]
+    return sum(token % 2 == 0 for token in ids) / len(ids) if ids else 0.0

@@ -103,6 +103,17 @@ def test_an_own_loss_gets_the_flags_and_numbers_that_are_harmless_under_the_mask
     run_step(dirty, own("looks_under_the_mask"), [PLACES])
 
 
+def test_no_gradient_flows_through_the_columns_that_an_own_loss_reads_L20():
+    watched = []
+
+    def edit(batch):
+        watched.append({name: column.clone().requires_grad_() for name, column in batch.columns.items()})
+        return replace(batch, columns=watched[-1])
+
+    found = run_step(STEP, own("surrogate"), [PLACES], backend={"edit": edit})
+    assert found.gradient.any() and all(column.grad is None for column in watched[0].values())
+
+
 def test_without_advantages_an_own_loss_trains_all_the_same():
     options = own("reads_no_advantage", disable_compute_advantages_and_returns=True)
     found = run_step(STEP, options, [PLACES])
