@@ -84,7 +84,7 @@ def train(estimator: str, options: argparse.Namespace, demo: Demo, heldout: Path
 
 
 def train_tiny(estimator: str, seed: int, given: argparse.Namespace, folder: Path) -> Outcome:
-    """The same on a random model, in this process. Accuracy is the share of even ids, of the first and last rollouts."""
+    """The same on a random model, in this process. Accuracy is the share of even ids in first and last rollouts."""
     from relax.entrypoints.train import main as train_main
     from tests.builders import build_tiny_model_folder, write_jsonl
 

@@ -18,6 +18,11 @@ EQUIVALENT: dict[str, dict[str, dict[str, str]]] = {
             "(tokens.logp_T - tokens.old_logp_T).detach() -> tokens.logp_T - tokens.old_logp_T": "it is only logged",
         },
     },
+    "relax/algorithms/policy_loss.py": {
+        "dual_clipped_T = (advantage_T < 0) & (loss_T.detach() > ceiling_T)": {
+            "advantage_T < 0 -> advantage_T <= 0": "at advantage 0 the loss and its ceiling are 0",
+        },
+    },
     "relax/algorithms/m2po.py": {
         "fits = np.flatnonzero(level <= ordered)": {
             "level <= ordered -> level < ordered": "where they are equal the next place has the same level",

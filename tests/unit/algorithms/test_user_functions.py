@@ -103,6 +103,25 @@ def test_an_own_loss_gets_the_flags_and_numbers_that_are_harmless_under_the_mask
     run_step(dirty, own("looks_under_the_mask"), [PLACES])
 
 
+def maximal_entropy(args, batch):
+    assert batch.entropy is not None and not batch.entropy[batch.mask == 0].any()
+    return -batch.entropy
+
+
+def without_entropy(args, batch):
+    assert batch.entropy is None
+    return -batch.log_probs
+
+
+def test_an_own_loss_may_train_the_entropy_which_is_there_when_it_is_asked_for():
+    found = run_step(STEP, own("maximal_entropy"), [PLACES])
+    columns, divisor = prepared(STEP, own("maximal_entropy"))
+    for place in PLACES:
+        np.testing.assert_allclose(found.by_entropy[place], -columns[place]["loss_weight"] / divisor, atol=1e-12)
+    assert not any(values.any() for values in found.by_logp.values())
+    assert run_step(STEP, own("without_entropy", log_entropy=False), [PLACES]).gradient.any()
+
+
 def test_no_gradient_flows_through_the_columns_that_an_own_loss_reads_L20():
     watched = []
 

@@ -103,7 +103,7 @@ class ThetaBackend:
         lengths = [s.response_len for s in micro]
         batch = TokenBatch(
             log_probs=torch.cat(pieces),
-            entropy=entropy,
+            entropy=entropy if "entropy" in loss.needs else None,
             mask=join(s.loss_mask for s in micro),
             sequence=torch.repeat_interleave(torch.arange(len(micro)), torch.tensor(lengths)),
             num_sequences=len(micro),
@@ -112,7 +112,7 @@ class ThetaBackend:
         terms = loss(self._edit(batch))
         sum(terms[name].total for name in loss.objective).backward()
         for sequence, piece, own in zip(micro, pieces, _split(entropy.grad, lengths), strict=True):
-            self.by_logp[sequence.index] = piece.grad.numpy().copy()
+            (self.by_logp[sequence.index],) = _split(piece.grad, [len(piece)])
             self.by_entropy[sequence.index] = own
         one = StepStats(
             {name: [float(term.total.detach())] for name, term in terms.items()},
