@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.quickstart import report
-from relax.engine.sft.cold_start import ColdStart
-from relax.utils.console import Progress
+from examples.quickstart.sft import ColdStart
 from relax.utils.cpu_meter import CpuMeter
 
 ROOT = Path(__file__).parents[2]
@@ -153,12 +152,6 @@ class Demo:
             else ""
         )
         self.say(f"[2/5] supervised cold start, {plan.steps} steps of {plan.batch_size}{note}")
-        progress = Progress(plan.steps, now=time.monotonic)
-
-        def on_step(step: int, stats: Any) -> None:
-            if (step + 1) % 20 == 0 or step + 1 == plan.steps:
-                progress.step(step, {f"train/{name}": value for name, value in stats.means().items()})
-
         cold_start(
             self.run_dir / "model",
             train,
@@ -167,7 +160,7 @@ class Demo:
             plan,
             wrong_share=share,
             seed=self.options.seed,
-            on_step=on_step,
+            say=self.say,
         )
 
     def answer(self, model: str, data: Path) -> list[str]:

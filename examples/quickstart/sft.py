@@ -1,5 +1,5 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
-"""The cold start: Relax's own supervised training on demonstrations of which a share is wrong by design.
+"""The cold start: supervised fine-tuning (`--loss-type sft`) on demonstrations of which a share is wrong by design.
 
 The demonstrations teach the model to look at its input and to answer in the right form. Where they disagree (half of
 them name the next digit), the model is left undecided, and the verifiable reward decides in the second phase.
@@ -7,59 +7,92 @@ them name the next digit), the model is left undecided, and the verifiable rewar
 
 from __future__ import annotations
 
+import contextlib
+import io
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 
 from examples.quickstart.data import wrong_answer
-from relax.backends.base import ModelSpec, StepStats
-from relax.data.chat import PreparedPrompt, PromptBuilder
-from relax.data.columns import TrainSequence
-from relax.data.datasets import open_dataset
-from relax.data.media.processing import MediaProcessor
-from relax.data.model_files import load_processor, load_tokenizer
-from relax.engine.sft.cold_start import ColdStart, demonstration, train
+from relax.engine.sft.dataset.examples import Refused, SftExamples
+from relax.utils.jsonl import JsonlWriter, dumps, read_jsonl
+
+SHOWN_EVERY = 20  # steps
+MAX_TOKENS = 8192  # of a micro-batch
 
 
-class Demonstrations:
-    """Draws batches of demonstrations from the training rows; each draw is wrong with probability `wrong_share`."""
+@dataclass(frozen=True)
+class ColdStart:
+    """How long and how fast. Warm-up and a linear decay to a tenth of the learning rate."""
 
-    def __init__(
-        self, model: Path, data: Path, modality: str, *, batch_size: int, wrong_share: float, seed: int
-    ) -> None:
-        self._tokenizer = load_tokenizer(model)
-        media = MediaProcessor(load_processor(model), tokenizer=self._tokenizer)
-        self.suppressed_ids = media.suppressed_ids
-        keys = None if modality == "text" else {modality: modality}
-        self._builder = PromptBuilder(
-            self._tokenizer,
-            media,
-            input_key="prompt",
-            label_key="label",
-            multimodal_keys=keys,
-            apply_chat_template=True,
-        )
-        self._rows, self._modality = open_dataset(str(data)), modality
-        self._batch_size, self._wrong_share = batch_size, wrong_share
-        self._random = np.random.RandomState(seed)
-        self._prompts: dict[int, PreparedPrompt] = {}
+    steps: int
+    lr: float
+    batch_size: int = 64
+    warmup_steps: int = 20
+    clip_grad: float = 1.0
 
-    def draw(self, step: int) -> list[TrainSequence]:
-        """One batch; rows are drawn with replacement."""
-        return [self._one(number) for number in range(self._batch_size)]
 
-    def _one(self, number: int) -> TrainSequence:
-        prompt = self._prompt(int(self._random.randint(len(self._rows))))
-        wrong = self._random.rand() < self._wrong_share
-        answer = wrong_answer(self._modality, prompt.label) if wrong else prompt.label
-        answer_ids = self._tokenizer(answer, add_special_tokens=False)["input_ids"]
-        return demonstration(number, prompt.expanded_ids, [*answer_ids, self._tokenizer.eos_token_id], prompt.features)
+class Demonstrations(SftExamples):
+    """Rows of the demonstrations, each distinct one rendered once: they are drawn with replacement."""
 
-    def _prompt(self, place: int) -> PreparedPrompt:
-        if place not in self._prompts:
-            self._prompts[place] = self._builder.build(self._rows.row(place))
-        return self._prompts[place]
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._rendered: dict[str, Any] = {}
+
+    def example(self, row: int) -> Any:
+        key = dumps(self.raw(row).values)
+        if key not in self._rendered:
+            found = super().example(row)
+            assert not isinstance(found, Refused)
+            self._rendered[key] = found
+        return self._rendered[key]
+
+
+def write_demonstrations(data: Path, target: Path, modality: str, number: int, *, wrong_share: float, seed: int) -> Path:
+    """`number` rows of `data`, drawn with replacement; the answer of each is wrong with probability `wrong_share`."""
+    rows, random = list(read_jsonl(data)), np.random.RandomState(seed)
+    target.unlink(missing_ok=True)
+    with JsonlWriter(target) as writer:
+        for _ in range(number):
+            row = rows[random.randint(len(rows))]
+            wrong = random.rand() < wrong_share
+            answer = wrong_answer(modality, row["label"]) if wrong else row["label"]
+            media = {modality: row[modality]} if modality in row else {}
+            writer.write({"prompt": row["prompt"][-1]["content"], "answer": answer, **media})
+    return target
+
+
+def flags(model: Path, data: Path, run: Path, output: Path, modality: str, plan: ColdStart, seed: int) -> list[str]:
+    """The command line of the cold start."""
+    media = [] if modality == "text" else ["--multimodal-keys", f'{{"{modality}": "{modality}"}}']
+    values = {
+        "--loss-type": "sft",
+        "--hf-checkpoint": model,
+        "--prompt-data": data,
+        "--input-key": "prompt",
+        "--label-key": "answer",
+        "--custom-dataset-class-path": "examples.quickstart.sft.Demonstrations",
+        "--global-batch-size": plan.batch_size,
+        "--num-rollout": plan.steps,
+        "--max-tokens-per-gpu": MAX_TOKENS,
+        "--lr": plan.lr,
+        "--min-lr": 0.1 * plan.lr,
+        "--lr-decay-style": "linear",
+        "--lr-warmup-iters": min(plan.warmup_steps, plan.steps - 1),
+        "--adam-beta2": 0.98,
+        "--weight-decay": 0.01,
+        "--clip-grad": plan.clip_grad,
+        "--seed": seed,
+        "--save": run,
+        "--save-hf": output,
+        "--bus": "local",
+    }
+    switches = ["--use-dynamic-batch-size", "--inline", "--no-use-tensorboard"]
+    return [*switches, *media, *(text for name, value in values.items() for text in (name, str(value)))]
 
 
 def cold_start(
@@ -71,18 +104,39 @@ def cold_start(
     *,
     wrong_share: float,
     seed: int,
-    on_step: Callable[[int, StepStats], None],
+    say: Callable[[str], None],
 ) -> None:
     """Train `model` on demonstrations from `data` and export it to `output` as a Hugging Face folder."""
-    from relax.backends.fsdp.backend import FsdpBackend
+    from relax.entrypoints.train import main
 
-    demonstrations = Demonstrations(
-        model, data, modality, batch_size=plan.batch_size, wrong_share=wrong_share, seed=seed
-    )
-    backend = FsdpBackend()
-    backend.open(ModelSpec(model, suppressed_ids=demonstrations.suppressed_ids), plan.optimizer)
-    try:
-        train(backend, demonstrations.draw, plan, on_step)
-        backend.export_hf(output)
-    finally:
-        backend.close()
+    run = output.parent / "cold_start"
+    rows = data.with_name(f"{modality}-demonstrations.jsonl")
+    write_demonstrations(data, rows, modality, plan.steps * plan.batch_size, wrong_share=wrong_share, seed=seed)
+    errors = io.StringIO()
+    with contextlib.redirect_stdout(_Steps(say, sys.stdout)), contextlib.redirect_stderr(errors):
+        code = main(flags(model, rows, run, output, modality, plan, seed))
+    if code != 0:
+        print(errors.getvalue(), file=sys.stderr)
+        raise SystemExit(code)
+
+
+class _Steps(io.TextIOBase):
+    """Hands on every `SHOWN_EVERY`th step of a run and the last."""
+
+    def __init__(self, say: Callable[[str], None], stream: TextIO) -> None:
+        self._say, self._stream, self._line = say, stream, ""
+
+    def write(self, text: str) -> int:
+        self._line += text
+        while "\n" in self._line:
+            line, _, self._line = self._line.partition("\n")
+            self._told(line)
+        return len(text)
+
+    def _told(self, line: str) -> None:
+        if not line.startswith("step "):
+            return
+        step, _, total = line.split()[1].partition("/")
+        if int(step) % SHOWN_EVERY == 0 or step == total:
+            with contextlib.redirect_stdout(self._stream):
+                self._say(line)
