@@ -52,7 +52,9 @@ class Demonstrations(SftExamples):
         return self._rendered[key]
 
 
-def write_demonstrations(data: Path, target: Path, modality: str, number: int, *, wrong_share: float, seed: int) -> Path:
+def write_demonstrations(
+    data: Path, target: Path, modality: str, number: int, *, wrong_share: float, seed: int
+) -> Path:
     """`number` rows of `data`, drawn with replacement; the answer of each is wrong with probability `wrong_share`."""
     rows, random = list(read_jsonl(data)), np.random.RandomState(seed)
     target.unlink(missing_ok=True)
