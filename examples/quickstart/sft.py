@@ -11,14 +11,15 @@ import contextlib
 import io
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 
 from examples.quickstart.data import wrong_answer
-from relax.engine.sft.dataset.examples import Refused, SftExamples
+from relax.data.model_files import load_tokenizer
+from relax.engine.sft.dataset.examples import SftDataOptions, SftExample, SftExamples
 from relax.utils.jsonl import JsonlWriter, dumps, read_jsonl
 
 SHOWN_EVERY = 20  # steps
@@ -37,19 +38,27 @@ class ColdStart:
 
 
 class Demonstrations(SftExamples):
-    """Rows of the demonstrations, each distinct one rendered once: they are drawn with replacement."""
+    """Rows of the demonstrations. A prompt is drawn again and again, so it is rendered once; answers are digits, a token
+    each, and another answer to the same prompt takes the place of the first."""
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: SftDataOptions) -> None:
         super().__init__(options)
-        self._rendered: dict[str, Any] = {}
+        self._tokenizer = load_tokenizer(options.model)
+        self._rendered: dict[str, tuple[SftExample, int]] = {}  # prompt -> an example of it, tokens of its answer
 
-    def example(self, row: int) -> Any:
-        key = dumps(self.raw(row).values)
+    def example(self, row: int) -> SftExample:
+        values = dict(self.raw(row).values)
+        answer = self._tokenizer(values.pop("answer"), add_special_tokens=False)["input_ids"]
+        key = dumps(values)
         if key not in self._rendered:
             found = super().example(row)
-            assert not isinstance(found, Refused)
-            self._rendered[key] = found
-        return self._rendered[key]
+            assert isinstance(found, SftExample)  # no strategy leaves a row out
+            self._rendered[key] = (found, len(answer))
+        found, length = self._rendered[key]
+        start = int(found.loss_mask.argmax())  # the first trained token
+        tokens = np.concatenate([found.tokens[:start], answer, found.tokens[start + length :]]).astype(np.int32)
+        mask = np.concatenate([found.loss_mask[:start], np.ones(len(answer)), found.loss_mask[start + length :]])
+        return replace(found, tokens=tokens, loss_mask=mask.astype(np.uint8), row=row)
 
 
 def write_demonstrations(
@@ -89,6 +98,7 @@ def flags(model: Path, data: Path, run: Path, output: Path, modality: str, plan:
         "--weight-decay": 0.01,
         "--clip-grad": plan.clip_grad,
         "--seed": seed,
+        "--sft-prefetch-num-workers": 1,
         "--save": run,
         "--save-hf": output,
         "--bus": "local",

@@ -175,3 +175,19 @@ def test_the_demos_flags_are_a_valid_configuration(words, tmp_path):
     assert config.cluster.colocate == options.colocate
     assert config.train.num_steps_per_rollout == 1
     assert config.rollout.num_rollout == (options.steps or JOBS[options.modality].steps)
+
+
+def test_a_demonstration_with_another_answer_is_what_rendering_it_gives(model, tmp_path):
+    from examples.quickstart.sft import Demonstrations, write_demonstrations
+    from relax.engine.sft.dataset.examples import SftDataOptions, SftExamples
+
+    train, _ = write_data("text", tmp_path)
+    rows = write_demonstrations(train, tmp_path / "rows.jsonl", "text", 200, wrong_share=0.5, seed=0)
+    drawn = list(read_jsonl(rows))
+    right = sum(eval(row["prompt"][:-1]) == int(row["answer"]) for row in drawn)
+    assert len(drawn) == 200 and 70 < right < 130  # half of them, give or take four standard deviations
+    options = SftDataOptions(files=str(rows), model=str(model), input_key="prompt", label_key="answer")
+    short, plain = Demonstrations(options), SftExamples(options)
+    for place in range(60):
+        one, other = short.example(place), plain.example(place)
+        assert np.array_equal(one.tokens, other.tokens) and np.array_equal(one.loss_mask, other.loss_mask)
