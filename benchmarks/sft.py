@@ -4,9 +4,10 @@
     python -m benchmarks.sft [--keep FOLDER]
 
 Text: sums as prompt and label in JSONL. Images: handwritten digits (UCI, inside scikit-learn) as image structs in a
-Parquet file, `<image>` at the end of the question. Both run with perplexity on held-out rows and a generative
-prediction; each is stopped half-way and resumed, and the losses must be those of the run that was not. The last line
-is `RESULT {json}`.
+Parquet file, `<image>` at the end of the question. Both run with perplexity on held-out rows and a generative prediction;
+each is stopped half-way and resumed, and the losses must be those of the run that was not. Classes: docstrings of
+Python's library, function or class (as many of each, so chance is 0.5), and which of four topics they speak of. The last
+line is `RESULT {json}`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sft_data import digit_rows, sum_rows, write_parquet
+from benchmarks.sft_data import TOPICS, digit_rows, docstring_rows, sum_rows, write_parquet
 from relax.utils.jsonl import read_jsonl
 
 COMMON = {
@@ -54,12 +55,28 @@ IMAGE = {
 }
 
 
+CLASSES = {
+    "input_key": "messages",
+    "label_key": "label",
+    "task_type": "seq_cls",
+    "sft_predict_interval": None,
+    "eval_size": 96,
+    "eval_temperature": None,
+    "eval_max_response_len": None,
+    "num_epoch": 3,
+    "max_tokens_per_gpu": 4096,
+}
+SINGLE = {**CLASSES, "num_labels": 2, "problem_type": "single_label_classification"}
+SEVERAL = {**CLASSES, "num_labels": len(TOPICS), "problem_type": "multi_label_classification"}
+
+
 def words(flags: Mapping[str, Any]) -> list[str]:
     """A command line; True is a switch."""
     out: list[str] = []
     for name, value in flags.items():
         option = "--" + name.replace("_", "-")
-        out += [option] if value is True else [option, str(value)]
+        if value is not None:
+            out += [option] if value is True else [option, str(value)]
     return out
 
 
@@ -113,6 +130,21 @@ def measure(name: str, model: Path, data: Path, task: Mapping[str, Any], folder:
     }
 
 
+def classify(name: str, model: Path, rows: Sequence[Any], task: Mapping[str, Any], folder: Path) -> dict[str, float]:
+    """Metrics of held-out texts before and after training, with the share that the commonest answer gets right."""
+    from tests.builders import write_jsonl
+
+    data = write_jsonl(folder / f"{name}.jsonl", list(rows))
+    train({**COMMON, **task, "hf_checkpoint": model, "prompt_data": data, "save": folder / name})
+    metrics = {}
+    for metric in ("loss", "accuracy", "micro_f1", "subset_accuracy"):
+        values = series(folder / name, f"eval/eval/{metric}")
+        if values:
+            metrics |= {f"{metric}_first": values[0], metric: values[-1]}
+    print(f"{name}: " + ", ".join(f"{key} {value:.3f}" for key, value in metrics.items()), flush=True)
+    return metrics
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.sft", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--keep", type=Path, help="folder of the runs, which stays")
@@ -136,10 +168,19 @@ def main(argv: list[str] | None = None) -> int:
             IMAGE,
             folder,
         )
+        text_model = folder / "qwen3"
+        single = classify("classes", text_model, docstring_rows(1200, several=False), SINGLE, folder)
+        several = classify("topics", text_model, docstring_rows(1200, several=True), SEVERAL, folder)
     finally:
         if options.keep is None:
             shutil.rmtree(folder, ignore_errors=True)
-    result = {"text": text, "image": image, "resume_equal": text["resume_equal"] and image["resume_equal"]}
+    classes = {"accuracy": single["accuracy"], "micro_f1": several["micro_f1"], "single": single, "several": several}
+    result = {
+        "text": text,
+        "image": image,
+        "seq_cls": classes,
+        "resume_equal": text["resume_equal"] and image["resume_equal"],
+    }
     print("RESULT " + json.dumps(result), flush=True)
     return 0 if result["resume_equal"] else 1
 

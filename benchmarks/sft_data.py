@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import ast
 import io
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import numpy as np
 
 DIGIT_PIXELS = 32
+DOC_CHARACTERS = 160  # of a docstring
+TOPICS = (("return",), ("file", "path"), ("string", "text"), ("error", "exception", "raise"))
 QUESTION = "Which digit is shown?<image>"
 
 
@@ -34,6 +38,29 @@ def long_rows(count: int, words: int = 120) -> list[dict[str, str]]:
         rows.append(
             {"problem": " ".join(chosen[: length // 4]), "generated_solution": " ".join(chosen[length // 4 :])}
         )
+    return rows
+
+
+def docstring_rows(count: int, *, several: bool) -> list[dict[str, Any]]:
+    """Docstrings of Python's own library, real English: `label` is what is documented (0 function, 1 class), or with
+    `several` the list of what it speaks of (see TOPICS), which may be empty."""
+    found: list[tuple[str, bool]] = []
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        tree = ast.parse(path.read_text("utf-8", errors="replace"))
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and (text := ast.get_docstring(node)):
+                found.append((" ".join(text.split())[:DOC_CHARACTERS], isinstance(node, ast.ClassDef)))
+    random = np.random.RandomState(0)
+    classes = [doc for doc in found if doc[1]]
+    functions = [doc for doc in found if not doc[1]]
+    half = min(count // 2, len(classes), len(functions))
+    chosen = [group[place] for group in (classes, functions) for place in random.permutation(len(group))[:half]]
+    rows = []
+    for place in random.permutation(len(chosen)).tolist():
+        text, is_class = chosen[place]
+        topics = [number for number, words in enumerate(TOPICS) if any(word in text.lower() for word in words)]
+        label = topics if several else int(is_class)
+        rows.append({"messages": [{"role": "user", "content": text}], "label": label})
     return rows
 
 

@@ -38,7 +38,7 @@ class ColdStart:
 
 
 class Demonstrations(SftExamples):
-    """Rows of the demonstrations. A prompt is drawn again and again, so it is rendered once; answers are digits, a token
+    """Rows of the demonstrations. A prompt is drawn again and again, and is rendered once; answers are digits, a token
     each, and another answer to the same prompt takes the place of the first."""
 
     def __init__(self, options: SftDataOptions) -> None:
