@@ -4,10 +4,10 @@
     python -m benchmarks.sft [--keep FOLDER]
 
 Text: sums as prompt and label in JSONL. Images: handwritten digits (UCI, inside scikit-learn) as image structs in a
-Parquet file, `<image>` at the end of the question. Both run with perplexity on held-out rows and a generative prediction;
-each is stopped half-way and resumed, and the losses must be those of the run that was not. Classes: docstrings of
-Python's library, function or class (as many of each, so chance is 0.5), and which of four topics they speak of. The last
-line is `RESULT {json}`.
+Parquet file, `<image>` at the end of the question. Both run with perplexity on held-out rows and a generative
+prediction; each is stopped half-way and resumed, and the losses must be those of the run that was not. Classes:
+docstrings of Python's library, function or class (as many of each, so chance is 0.5), and which of four topics they
+speak of. The last line is `RESULT {json}`.
 """
 
 from __future__ import annotations

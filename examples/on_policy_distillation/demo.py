@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.quickstart import report
-from relax.engine.sft.cold_start import ColdStart
+from examples.quickstart.sft import ColdStart, cold_start
 from relax.utils.jsonl import read_jsonl
 
 ROOT = Path(__file__).parents[2]
@@ -70,13 +70,12 @@ def train_flags(options: argparse.Namespace, folder: Path) -> list[str]:
 def supervise(folder: Path, data: Path, name: str, plan: ColdStart, seed: int) -> None:
     """A model of its own size, trained on right answers, exported to `folder/name`."""
     from examples.quickstart.model import build_model
-    from examples.quickstart.sft import cold_start
 
     size = build_model(folder / f"{name}-random", seed=seed, layers=LAYERS[name])
     print(f"{name}: {size:,} parameters, {plan.steps} supervised steps", flush=True)
     cold_start(
         folder / f"{name}-random", data, folder / name, "text", plan, wrong_share=0.0, seed=seed,
-        on_step=lambda step, stats: None,
+        say=lambda text: None,
     )  # fmt: skip
 
 

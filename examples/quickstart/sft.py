@@ -121,7 +121,7 @@ def cold_start(
     """Train `model` on demonstrations from `data` and export it to `output` as a Hugging Face folder."""
     from relax.entrypoints.train import main
 
-    run = output.parent / "cold_start"
+    run = output.parent / "cold_start" / output.name
     rows = data.with_name(f"{modality}-demonstrations.jsonl")
     write_demonstrations(data, rows, modality, plan.steps * plan.batch_size, wrong_share=wrong_share, seed=seed)
     errors = io.StringIO()
