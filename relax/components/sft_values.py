@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from relax.algorithms.supervised.bootstrap import accuracy_interval
 from relax.algorithms.supervised.options import SupervisedOptions
 from relax.utils.errors import InternalError
 
@@ -18,7 +19,7 @@ def eval_values(
     """{metric: value} of one evaluation set.
 
     Language models: loss in nats of a supervised token, ppl = exp(loss). Classes: the metrics of the problem type.
-    Pairs: the mean of every term over pairs.
+    Pairs: the mean of every term over pairs, and how sure the accuracy is.
     """
     if options.task_type == "seq_cls":
         from relax.algorithms.supervised.classification import classification_metrics
@@ -26,7 +27,11 @@ def eval_values(
         return classification_metrics(options, dict(sums), dict(counts))
     means = {name: total / counts[name] for name, total in sums.items() if counts[name]}
     if options.pairs:
-        return {name.replace("/", "_"): value for name, value in means.items()}
+        values = {name.replace("/", "_"): value for name, value in means.items()}
+        kind, number = options.loss_type, counts[f"{options.loss_type}/loss"]
+        ahead, tied = (sums[f"{kind}/{name}"] for name in ("strict_accuracy", "tie_rate"))
+        low, high = accuracy_interval(ahead, tied, number)
+        return values | {f"{kind}_tie_aware_accuracy_low": low, f"{kind}_tie_aware_accuracy_high": high}
     if "sft_loss" not in means:
         raise InternalError("an evaluation without a supervised token")
     loss = means["sft_loss"]

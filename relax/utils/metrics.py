@@ -32,6 +32,10 @@ RANKING_METRICS = (
     ("tie_rate", "1", "pairs without a difference"),
     ("tie_aware_accuracy", "1", "pairs ahead, a tie counting one half"),
 )
+INTERVAL_METRICS = (
+    ("tie_aware_accuracy_low", "1", "lower end of its 95 % interval, by resampling pairs"),
+    ("tie_aware_accuracy_high", "1", "upper end of that interval"),
+)
 PREFERENCE_METRICS = {
     "dpo": (
         ("loss", "nats", "-log sigmoid of the margin, over pairs"),
@@ -165,7 +169,7 @@ TABLE: tuple[MetricSpec, ...] = (
     *(
         MetricSpec(f"eval/{{dataset}}/{kind}_{name}", "gauge", unit, meaning)
         for kind, rows in PREFERENCE_METRICS.items()
-        for name, unit, meaning in (*rows, *RANKING_METRICS)
+        for name, unit, meaning in (*rows, *RANKING_METRICS, *INTERVAL_METRICS)
     ),
     MetricSpec("eval/{dataset}/rows", "gauge", "rows", "rows of the evaluation"),
     MetricSpec("eval/{dataset}/skipped_rows", "gauge", "rows", "evaluation rows that were left out"),

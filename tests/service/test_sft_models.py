@@ -169,6 +169,8 @@ def test_a_reward_model_ranks_and_exports(model, tmp_path):
     done = inline(run).ok()
     assert done.metrics("train/reward_model/strict_accuracy")[-1] == 1.0
     assert done.metrics("eval/eval/reward_model_strict_accuracy")[-1] == 1.0
+    interval = [done.metrics(f"eval/eval/reward_model_tie_aware_accuracy_{end}")[-1] for end in ("low", "high")]
+    assert interval == [1.0, 1.0]  # all four pairs are ranked right, in every resample too
     export_checkpoint(done.folder, tmp_path / "export")
     own = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "export", dtype=torch.float32)
     tokenizer = tiny_tokenizer()
