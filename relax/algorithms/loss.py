@@ -48,7 +48,12 @@ class LossFunction(Protocol):
     The total of the terms named in `objective` is what is differentiated; the others are metrics.
     """
 
-    needs: frozenset[str]  # of {"log_probs", "entropy", "values", "class_logits", "mtp_log_probs", "log_probs_at"}
-    objective: tuple[str, ...]
+    @property
+    def needs(self) -> frozenset[str]:
+        """Of "log_probs", "entropy", "values", "class_logits", "mtp_log_probs", "log_probs_at"."""
+        ...
+
+    @property
+    def objective(self) -> tuple[str, ...]: ...
 
     def __call__(self, batch: TokenBatch) -> dict[str, Term]: ...

@@ -81,7 +81,7 @@ class AlgorithmOptions:
             object.__setattr__(self, "loss_reduction", spec.reduction or "sample_mean")
         if self.normalize_advantages is None:
             object.__setattr__(self, "normalize_advantages", spec.requires_normalize_advantages)
-        one_of("--loss-reduction", self.loss_reduction, REDUCTIONS)
+        one_of("--loss-reduction", str(self.loss_reduction), REDUCTIONS)
         one_of("--kl-loss-type", self.kl_loss_type, KL_ESTIMATORS)
         one_of("old_log_probs", self.old_log_probs, OLD_LOG_PROBS)
         one_of("--invalid-reward-policy", self.invalid_reward, INVALID_REWARD_POLICIES)

@@ -91,7 +91,7 @@ def clip_ratio(
     """The clipped loss of a ratio, whatever its gradient is."""
     advantage_T = advantage_T.detach()
     free_T = -ratio_T * advantage_T
-    held_T = -ratio_T.clamp(1.0 - eps_low, 1.0 + eps_high) * advantage_T
+    held_T = -ratio_T.clamp(1.0 - eps_low, 1.0 + eps_high) * advantage_T  # type: ignore[arg-type]  # both of one kind
     loss_T = torch.maximum(free_T, held_T)
     dual_clipped_T = torch.zeros_like(overflow_T)
     if dual_clip is not None:

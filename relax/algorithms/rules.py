@@ -16,19 +16,44 @@ from relax.algorithms.spec import ALGOS, AlgorithmSpec
 class Chosen(Protocol):
     """The flags that the rules of an algorithm look at, under their names with underscores."""
 
-    advantage_estimator: str
-    loss_type: str
-    loss_reduction: str | None
-    normalize_advantages: bool | None
-    kl_coef: float
-    use_kl_loss: bool
-    kl_loss_coef: float
-    kl_loss_type: str
-    disable_rewards_normalization: bool
-    disable_compute_advantages_and_returns: bool
-    custom_advantage_function_path: str | None
-    custom_loss_function_path: str | None
-    custom_pg_loss_reducer_function_path: str | None
+    @property
+    def advantage_estimator(self) -> str: ...
+
+    @property
+    def loss_type(self) -> str: ...
+
+    @property
+    def loss_reduction(self) -> str | None: ...
+
+    @property
+    def normalize_advantages(self) -> bool | None: ...
+
+    @property
+    def kl_coef(self) -> float: ...
+
+    @property
+    def use_kl_loss(self) -> bool: ...
+
+    @property
+    def kl_loss_coef(self) -> float: ...
+
+    @property
+    def kl_loss_type(self) -> str: ...
+
+    @property
+    def disable_rewards_normalization(self) -> bool: ...
+
+    @property
+    def disable_compute_advantages_and_returns(self) -> bool: ...
+
+    @property
+    def custom_advantage_function_path(self) -> str | None: ...
+
+    @property
+    def custom_loss_function_path(self) -> str | None: ...
+
+    @property
+    def custom_pg_loss_reducer_function_path(self) -> str | None: ...
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from relax.algorithms.rules import RunFacts, option_problems, run_problems
@@ -14,7 +15,7 @@ from relax.config.distillation_checks import DISTILLATION_RULES
 from relax.config.flags import option_name
 from relax.config.genrm_checks import GENRM_RULES
 from relax.config.resources import REQUIRED
-from relax.config.sections import SECTIONS
+from relax.config.sections.sft import SftConfig
 from relax.config.support import PENDING
 from relax.utils.errors import ConfigError
 
@@ -432,7 +433,7 @@ def supervised_only(config: RunConfig) -> Iterator[str]:
     """Flags that only --loss-type sft reads."""
     if config.is_supervised:
         return
-    for name in SECTIONS["sft"].__dataclass_fields__:
+    for name in (field.name for field in fields(SftConfig)):
         if config.value(name) != config.usual_value(name):
             yield f"{option_name(name)} belongs to --loss-type sft, and --loss-type is {config.algorithm.loss_type}"
 

@@ -8,7 +8,7 @@ last real token. So its columns have one entry, and it counts as one sample.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,7 +48,7 @@ def label_column(label: object, options: SupervisedOptions) -> np.ndarray:
                 f"{classes} takes an integer from 0 to {classes - 1}"
             )
         return np.asarray([label], np.float32)
-    given = label.tolist() if isinstance(label, np.ndarray) else label
+    given: Any = label.tolist() if isinstance(label, np.ndarray) else label
     whole = isinstance(given, list | tuple)
     right = whole and all(isinstance(c, int) and not isinstance(c, bool) and 0 <= c < classes for c in given)
     if not right or len(set(given)) != len(given):
