@@ -23,6 +23,14 @@ EQUIVALENT: dict[str, dict[str, dict[str, str]]] = {
             "advantage_T < 0 -> advantage_T <= 0": "at advantage 0 the loss and its ceiling are 0",
         },
     },
+    "relax/algorithms/reduce.py": {
+        '"token_sum_norm": 1.0 / (max_response_len or 1),': {
+            "1 -> 2": "only the other modes, which do not read it, have no length",
+        },
+    },
+    "relax/algorithms/returns.py": {
+        "if gamma == 1.0:": {"1.0 -> 2.0": "the loop below adds the same numbers in the same order"},
+    },
     "relax/algorithms/m2po.py": {
         "fits = np.flatnonzero(level <= ordered)": {
             "level <= ordered -> level < ordered": "where they are equal the next place has the same level",

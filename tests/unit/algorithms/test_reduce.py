@@ -170,3 +170,9 @@ def test_effective_sample_fraction_of_equal_weights_is_one_and_of_one_weight_is_
 def test_unknown_mode_lists_the_known_ones():
     with pytest.raises(ValueError, match="sample_mean, token_mean, token_sum_norm"):
         step_reduction([], mode="mean")
+
+
+def test_the_effective_fraction_of_small_and_of_no_weights():
+    assert effective_sample_fraction(0.5, 0.5) == 0.5
+    assert effective_sample_fraction(2.0, 4.0) == 1.0
+    assert effective_sample_fraction(0.0, 0.0) == 0.0
