@@ -54,9 +54,9 @@ def test_an_infinity_under_the_mask_enters_nothing_P8():
 
 def test_the_penalty_that_is_logged_is_the_one_that_was_taken():
     masks = [np.array([1, 0, 1]), np.array([0])]
-    engine, ref = [np.array([-1.0, 9.0, -3.0]), np.array([7.0])], [np.array([-2.0, -9.0, -1.0]), np.array([0.0])]
+    engine, ref = [np.array([-1.0, 9.0, -3.0]), np.array([7.0])], [np.array([-2.0, -9.0, 0.0]), np.array([0.0])]
     rewards = RolloutRewards(
         np.zeros(2), np.zeros(2), np.zeros(2, bool), masks, {"rollout_logprobs": engine, "ref_logprobs": ref}
     )
-    # 0.5 * ((-1 + 2) + (-3 + 1)) over two tokens
-    assert kl_penalty(rewards, 0.5) == (-0.5, 2.0)
+    # 0.5 * ((-1 + 2) + (-3 - 0)) over two tokens
+    assert kl_penalty(rewards, 0.5) == (-1.0, 2.0)
