@@ -32,7 +32,8 @@ EQUIVALENT: dict[str, dict[str, dict[str, str]]] = {
         "if gamma == 1.0:": {"1.0 -> 2.0": "the loop below adds the same numbers in the same order"},
     },
     "relax/algorithms/sapo.py": {
-        "return PolicyLoss(-4.0 / tau_T * gate_T * advantage_T, ratio_T.detach(), kept_T < OPEN_GATE, never_T, overflow_T)": {
+        "return PolicyLoss(-4.0 / tau_T * gate_T * advantage_T, ratio_T.detach(), "
+        "kept_T < OPEN_GATE, never_T, overflow_T)": {
             "kept_T < OPEN_GATE -> kept_T <= OPEN_GATE": "a gate of exactly 0.9 is a rounding of the border",
         },
     },
