@@ -1,7 +1,7 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """How fast the producer of supervised fine-tuning renders rows, and how long the trainer waits for them.
 
-    python -m benchmarks.sft_producer [--rows 2048] [--batch 64]
+    python -m benchmarks.sft_producer [--rows 1024] [--batch 64]
 
 `threads`: one producer with 1, 2, 4 rendering threads; `processes`: the same with --mm-processor-pool-size; `shards`:
 1, 2, 4 producers as processes of their own, as RELAX_SFT_TQ_SHARDS makes them. Rates are rows of all producers a
@@ -128,7 +128,7 @@ def trainer_wait(folder: Path, batch: int) -> dict[str, float]:
                 "prompt_data": folder / "rows.jsonl",
                 "input_key": "problem",
                 "label_key": "generated_solution",
-                "num_rollout": 12,
+                "num_rollout": 8,
                 "global_batch_size": batch,
                 "max_tokens_per_gpu": 8192,
                 "sft_max_in_flight_steps": in_flight,
@@ -142,7 +142,7 @@ def trainer_wait(folder: Path, batch: int) -> dict[str, float]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.sft_producer", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", type=int, default=2048)
+    parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=64)
     options = parser.parse_args(argv)
     from tests.builders import build_tiny_model_folder, write_jsonl
