@@ -31,6 +31,7 @@ def test_ppo_with_its_critic_gives_the_weights_of_one_process(inputs: Inputs, tm
     assert ray.metrics("train/value_loss") == one.metrics("train/value_loss")
 
 
+@pytest.mark.slow
 def test_an_async_run_with_two_critic_ranks_and_an_engine_teacher_answers_at_every_door(
     inputs: Inputs, tmp_path: Path
 ):
