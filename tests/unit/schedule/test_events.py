@@ -39,6 +39,7 @@ def test_every_class_is_known_by_its_kind():
 def test_observations_are_told_from_decisions():
     assert {kind for kind, event in ev.EVENTS.items() if not event.decision} == {
         "completed",
+        "critic_trained",
         "rewarded",
         "timing",
         "trained",

@@ -4,6 +4,7 @@
 import re
 from pathlib import Path
 
+from relax.algorithms.supervised.classification import MULTI_METRICS, SINGLE_METRICS
 from relax.utils.metrics import TABLE, find_spec
 
 ROOT = Path(__file__).parents[3] / "relax"
@@ -16,8 +17,9 @@ def test_every_literal_metric_name_in_the_package_is_declared():
         for path in (ROOT / folder).rglob("*.py"):
             found |= set(NAME.findall(path.read_text()))
     assert "rollout/reward/mean" in found
-    # the loss's own terms, declared one by one; a prefix
-    for name in found - {"train/{name}", "train/{known}", "eval/{result.name}"}:
+    # terms of losses and evaluations, declared one by one; a prefix
+    several = {"train/{name}", "train/{known}", "eval/{found.dataset}/{name}", "eval/{result.name}"}
+    for name in found - several:
         find_spec(re.sub(r"\{[^}]*\}", "x", name))
 
 
@@ -28,6 +30,11 @@ def test_every_term_of_the_policy_gradient_loss_is_declared():
     assert {"policy_loss", "kl_ref", "tis"} <= names
     for name in names:
         find_spec(f"train/{name}")
+
+
+def test_every_metric_of_a_classifiers_evaluation_is_declared():
+    for name in {*SINGLE_METRICS, *MULTI_METRICS}:
+        find_spec(f"eval/x/{name}")
 
 
 def test_every_declared_metric_is_written_somewhere():
