@@ -6,22 +6,20 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from relax.algorithms.statistic import StepStatistic
 from relax.backends.base import LossFunction, ModelSpec, OptimizerSpec, Part, RankInfo, TrainBackend
-from relax.components.base import Role
-from relax.components.messages import ForwardReport, ReleasedGroup, Settled, TrainReport, TrainTask
-from relax.components.rollout_training import RolloutInTraining, train_report
+from relax.components.messages import ForwardReport, ReleasedGroup, TrainReport, TrainTask
+from relax.components.rollout_training import RolloutInTraining, TrainingRole, train_report
 from relax.components.scoring import score_groups
 from relax.components.student_ids import write_student_ids
 from relax.components.trained import TrainedLedger
-from relax.components.training_data import BatchSettings, Uid, part_checksums, read_parts, start_plan
+from relax.components.training_data import BatchSettings, Uid, part_checksums
 from relax.distributed.bus.base import Bus
 from relax.distributed.checkpoint_service.base import WeightManifest, WeightPublisher
 from relax.engine.parity.gate import ParityGate
 from relax.engine.train_step import RolloutSteps
-from relax.schedule.batch_plan import BatchPlan, PlanPiece
+from relax.schedule.batch_plan import PlanPiece
 from relax.schedule.clock import Clock
 from relax.utils.errors import InternalError
 from relax.utils.faults import pause_at
@@ -29,7 +27,7 @@ from relax.utils.faults import pause_at
 SCORE = frozenset({"log_probs"})
 
 
-class Actor(Role):
+class Actor(TrainingRole):
     """Trains rollouts in order and publishes weights. Holds the model, the optimizer and, for a KL, a reference copy.
 
     consumes   rollout, media, ref, actor_fwd, advantages   waits for   their producers
@@ -56,17 +54,12 @@ class Actor(Role):
         parity: ParityGate | None = None,
         executor: Executor | None = None,
     ) -> None:
-        super().__init__(executor)
-        self._backend, self._loss, self._settings, self._bus = backend, loss, settings, bus
-        self._model, self._optimizer, self._publisher = model, optimizer, publisher
-        self._clock, self._deadline_s, self._keep_reference = clock, deadline_s, keep_reference
-        self._parity, self._statistic = parity, statistic
-        self.info: RankInfo | None = None
+        super().__init__(
+            backend=backend, settings=settings, bus=bus, clock=clock, deadline_s=deadline_s, executor=executor
+        )
+        self._loss, self._model, self._optimizer, self._publisher = loss, model, optimizer, publisher
+        self._keep_reference, self._parity, self._statistic = keep_reference, parity, statistic
         self._trained = TrainedLedger()
-        self._contained = 0  # rollouts in the weights when `_whole_steps` optimizer steps had been taken
-        self._whole_steps = 0
-        self._asleep = False
-        self._rollout: RolloutInTraining | None = None  # in training, while it comes in parts
 
     async def start(self) -> RankInfo:
         """Load the model. Collective."""
@@ -102,34 +95,8 @@ class Actor(Role):
             deadline_s=self._deadline_s, blocking=self._blocking,
         )  # fmt: skip
 
-    async def train(self, task: TrainTask) -> TrainReport:
-        """Read this rank's share, complete its columns, take the optimizer steps. Collective."""
-        assert self.info is not None
-        waited = self._clock.now()
-        if task.first:
-            plan = start_plan(self._settings, self.info.dp_size)
-            steps = RolloutSteps(self._backend, self._loss, self._statistic)
-            self._rollout = RolloutInTraining(task.rollout_id, plan, steps)
-        rollout = self._rollout
-        if rollout is None or rollout.rollout_id != task.rollout_id:
-            raise InternalError(f"a part of rollout {task.rollout_id} came without its first one")
-        pieces = rollout.extend(task)
-        parts = await read_parts(
-            self._bus,
-            task.rollout_id,
-            rollout.groups,
-            task.tables,
-            BatchPlan(tuple(piece.ranks for piece in pieces)),
-            self.info.dp_rank,
-            deadline_s=self._deadline_s,
-        )
-        wait_s = self._clock.now() - waited
-        report = await self._blocking(self._train, task, rollout, pieces, parts)
-        if task.last:
-            self._rollout = None
-            self.step = task.rollout_id + 1
-        seconds = {"data_wait": wait_s, **report.seconds}
-        return replace(report, seconds=seconds, stop_requested=self.stop_requested)
+    def _new_steps(self) -> RolloutSteps:
+        return RolloutSteps(self._backend, self._loss, self._statistic)
 
     def _train(
         self, task: TrainTask, rollout: RolloutInTraining, pieces: list[PlanPiece[Uid]], parts: list[Part]
@@ -200,14 +167,6 @@ class Actor(Role):
         """The current weights become the reference (--ref-update-interval)."""
         await self._blocking(self._backend.keep, "ref")
 
-    async def settle(self) -> Settled:
-        """Wait for the work under way, then say what the weights contain. Not collective."""
-        return await self._blocking(self._settled)
-
-    def _settled(self) -> Settled:
-        whole = self._backend.num_steps == self._whole_steps
-        return Settled(self._contained if whole else None, self._backend.num_steps, self._asleep)
-
     async def save(self, folder: str, reference: str | None = None) -> None:
         """Write weights, optimizer and what was trained to `folder`, the kept reference to `reference`. Collective."""
         await self._blocking(self._backend.save, Path(folder))
@@ -239,18 +198,7 @@ class Actor(Role):
     async def export_hf(self, folder: str) -> None:
         await self._blocking(self._backend.export_hf, Path(folder))
 
-    async def offload(self) -> None:
-        await self._blocking(self._backend.sleep)
-        self._asleep = True
-
-    async def onload(self) -> None:
-        await self._blocking(self._backend.wake)
-        self._asleep = False
-
-    async def status(self) -> dict[str, Any]:
-        return {**await super().status(), "rank": None if self.info is None else self.info.rank}
-
     async def stop(self) -> None:
-        await self._blocking(self._backend.close)
+        await super().stop()
         if self._publisher is not None:
             await self._blocking(self._publisher.close)

@@ -4,34 +4,31 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from relax.backends.base import LossFunction, ModelSpec, OptimizerSpec, Part, RankInfo, TrainBackend
-from relax.components.base import Role
-from relax.components.messages import ForwardReport, ReleasedGroup, Settled, TrainReport, TrainTask, partition_of
-from relax.components.rollout_training import RolloutInTraining, train_report
+from relax.components.messages import ForwardReport, ReleasedGroup, TrainReport, TrainTask, partition_of
+from relax.components.rollout_training import RolloutInTraining, TrainingRole, train_report
 from relax.components.training_data import (
     BatchSettings,
+    Uid,
     column_blocks,
     make_scoring_plan,
     part_checksums,
     read_parts,
-    start_plan,
 )
 from relax.distributed.bus.base import Bus
 from relax.engine.train_step import RolloutSteps
-from relax.schedule.batch_plan import BatchPlan, PlanPiece
+from relax.schedule.batch_plan import PlanPiece
 from relax.schedule.clock import Clock
-from relax.utils.errors import InternalError
 
 VALUES = frozenset({"values"})
 BEFORE = "before"  # tag of the weights before the rollout in training, while it comes in parts
 
 
-class Critic(Role):
+class Critic(TrainingRole):
     """Values each token of a rollout, then trains on its returns.
 
     consumes   rollout, media; critic, advantages   waits for   rollout; the advantages role
@@ -58,15 +55,10 @@ class Critic(Role):
         executor: Executor | None = None,
     ) -> None:
         """`start_weights` is a checkpoint whose weights replace those of the model's folder."""
-        super().__init__(executor)
-        self._backend, self._loss, self._model, self._optimizer = backend, loss, model, optimizer
-        self._settings, self._bus, self._clock, self._deadline_s = settings, bus, clock, deadline_s
-        self._start_weights = start_weights
-        self.info: RankInfo | None = None
-        self._contained = 0  # rollouts in the weights when `_whole_steps` optimizer steps had been taken
-        self._whole_steps = 0
-        self._asleep = False
-        self._rollout: RolloutInTraining | None = None
+        super().__init__(
+            backend=backend, settings=settings, bus=bus, clock=clock, deadline_s=deadline_s, executor=executor
+        )
+        self._loss, self._model, self._optimizer, self._start_weights = loss, model, optimizer, start_weights
 
     async def start(self) -> RankInfo:
         """Load the model. Collective."""
@@ -101,32 +93,11 @@ class Critic(Role):
             self._backend.forget(BEFORE)
         return found
 
-    async def train(self, task: TrainTask) -> TrainReport:
-        """Read this rank's share with its returns and take the optimizer steps. Collective."""
-        assert self.info is not None
-        waited = self._clock.now()
-        if task.first:
-            plan = start_plan(self._settings, self.info.dp_size)
-            self._rollout = RolloutInTraining(task.rollout_id, plan, RolloutSteps(self._backend, self._loss))
-        rollout = self._rollout
-        if rollout is None or rollout.rollout_id != task.rollout_id:
-            raise InternalError(f"a part of rollout {task.rollout_id} came without its first one")
-        pieces = rollout.extend(task)
-        plan = BatchPlan(tuple(piece.ranks for piece in pieces))
-        parts = await read_parts(
-            self._bus, task.rollout_id, rollout.groups, task.tables, plan, self.info.dp_rank,
-            deadline_s=self._deadline_s,
-        )  # fmt: skip
-        wait_s = self._clock.now() - waited
-        report = await self._blocking(self._train, task, rollout, pieces, parts)
-        if task.last:
-            self._rollout = None
-            self.step = task.rollout_id + 1
-        seconds = {"data_wait": wait_s, **report.seconds}
-        return replace(report, seconds=seconds, stop_requested=self.stop_requested)
+    def _new_steps(self) -> RolloutSteps:
+        return RolloutSteps(self._backend, self._loss)
 
     def _train(
-        self, task: TrainTask, rollout: RolloutInTraining, pieces: list[PlanPiece], parts: list[Part]
+        self, task: TrainTask, rollout: RolloutInTraining, pieces: list[PlanPiece[Uid]], parts: list[Part]
     ) -> TrainReport:
         done = [
             rollout.steps.train(piece.step, part, ends_step=piece.ends_step)
@@ -139,14 +110,6 @@ class Critic(Role):
 
     # ------------------------------------------------------------------ between rollouts
 
-    async def settle(self) -> Settled:
-        """Wait for the work under way, then say what the weights contain. Not collective."""
-        return await self._blocking(self._settled)
-
-    def _settled(self) -> Settled:
-        whole = self._backend.num_steps == self._whole_steps
-        return Settled(self._contained if whole else None, self._backend.num_steps, self._asleep)
-
     async def save(self, folder: str) -> None:
         """Write weights and optimizer. Collective."""
         await self._blocking(self._backend.save, Path(folder))
@@ -156,17 +119,3 @@ class Critic(Role):
         await self._blocking(self._backend.load, Path(folder))
         self._contained = self.step = contained
         self._whole_steps = self._backend.num_steps
-
-    async def offload(self) -> None:
-        await self._blocking(self._backend.sleep)
-        self._asleep = True
-
-    async def onload(self) -> None:
-        await self._blocking(self._backend.wake)
-        self._asleep = False
-
-    async def status(self) -> dict[str, Any]:
-        return {**await super().status(), "rank": None if self.info is None else self.info.rank}
-
-    async def stop(self) -> None:
-        await self._blocking(self._backend.close)

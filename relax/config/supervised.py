@@ -107,10 +107,15 @@ def default_roles(gpus: int, predict: bool) -> Any:
     return freeze({"sft": [1, 0], "actor": cards, **({"rollout": cards} if predict else {})})
 
 
+def eval_size_rows(size: float, rows: int) -> int:
+    """Rows that --eval-size names, however many there are."""
+    exact = Fraction(str(size))  # 0.29 of 100 rows is 29, which the binary fraction is a little below of
+    return int(exact) if exact >= 1 else max(1, int(exact * rows))
+
+
 def held_out_rows(size: float, rows: int) -> int:
     """Rows that --eval-size `size` holds out: a share below 1 (rounded down, at least one), else a number."""
-    exact = Fraction(str(size))  # 0.29 of 100 rows is 29, which the binary fraction is a little below of
-    held = int(exact) if exact >= 1 else max(1, int(exact * rows))
+    held = eval_size_rows(size, rows)
     if held >= rows:
         raise ConfigError(f"--eval-size {size:g} holds out {held} of {rows} rows, which leaves none to train on")
     return held

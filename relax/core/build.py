@@ -335,6 +335,16 @@ def build_advantages(config: RunConfig, wiring: Wiring, shared: InProcess | None
     )
 
 
+def hook_arguments(config: RunConfig, wiring: Wiring) -> Any:
+    """`args` of user functions: every flag, and where this run is."""
+    return config.flat().with_facts(
+        sglang_router_ip=wiring.router_host,
+        sglang_router_port=wiring.router_port,
+        run_dir=str(wiring.run_dir),
+        metrics_service_url=wiring.metrics_url,
+    )
+
+
 def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = None) -> Any:
     """The rollout role with everything it owns."""
     from relax.components.elastic import EngineRequests
@@ -358,12 +368,7 @@ def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = 
 
     clock = shared.clock if shared else RealClock()
     folder = RunFolder(wiring.run_dir)
-    args = config.flat().with_facts(
-        sglang_router_ip=wiring.router_host,
-        sglang_router_port=wiring.router_port,
-        run_dir=str(wiring.run_dir),
-        metrics_service_url=wiring.metrics_url,
-    )
+    args = hook_arguments(config, wiring)
     fleet = EngineFleet(
         shared.engines if shared else http_engines(config, wiring),
         clock=clock,

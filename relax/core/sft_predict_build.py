@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from relax.config.run import RunConfig
-from relax.core.build import InProcess, Wiring, http_engines, remote_sender, rollout_options
+from relax.core.build import InProcess, Wiring, hook_arguments, http_engines, remote_sender, rollout_options
 from relax.core.sft_build import build_renderer
 from relax.schedule.clock import RealClock
 from relax.utils.types import Sample
@@ -29,12 +29,7 @@ def build_predictor(config: RunConfig, wiring: Wiring, shared: InProcess | None 
     from relax.engine.router.workers import RouterWorkers
 
     clock = shared.clock if shared else RealClock()
-    args = config.flat().with_facts(
-        sglang_router_ip=wiring.router_host,
-        sglang_router_port=wiring.router_port,
-        run_dir=str(wiring.run_dir),
-        metrics_service_url=wiring.metrics_url,
-    )
+    args = hook_arguments(config, wiring)
     fleet = EngineFleet(
         shared.engines if shared else http_engines(config, wiring),
         clock=clock,

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relax.backends.exact.logprobs import chunk_distribution
-from relax.backends.exact.segments import MIN_ROWS, ROW_MULTIPLE
+from relax.backends.exact.logprobs import chunk_distribution, chunk_rows
 
 
 def log_probs_at(
@@ -26,7 +25,7 @@ def log_probs_at(
     chunk: int = 1024,
 ) -> Tensor:
     """`[R, K]` float32 of `ids [R, K]`. Differentiable in `hidden`, `weight` and `bias`; logits are computed again."""
-    return _LogProbsAt.apply(hidden, weight, bias, ids, temperature, suppressed, _rows(chunk))
+    return _LogProbsAt.apply(hidden, weight, bias, ids, temperature, suppressed, chunk_rows(chunk))
 
 
 @torch.no_grad()
@@ -43,15 +42,12 @@ def likeliest(
     """(ids int64, log-probs float32) `[R, count]` of the likeliest ids, the first one first. Forward only."""
     ids = torch.empty(len(hidden), count, dtype=torch.int64, device=hidden.device)
     found = torch.empty(len(hidden), count, dtype=torch.float32, device=hidden.device)
-    for start in range(0, len(hidden), _rows(chunk)):
-        part = slice(start, start + _rows(chunk))
+    chunk = chunk_rows(chunk)
+    for start in range(0, len(hidden), chunk):
+        part = slice(start, start + chunk)
         full = chunk_distribution(hidden[part], weight, bias, temperature, suppressed)
         found[part], ids[part] = full.topk(count, dim=1)
     return ids, found
-
-
-def _rows(chunk: int) -> int:
-    return max(MIN_ROWS, chunk - chunk % ROW_MULTIPLE)
 
 
 class _LogProbsAt(torch.autograd.Function):

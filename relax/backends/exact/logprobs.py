@@ -74,7 +74,7 @@ def examine(
     chunk: int = 1024,
 ) -> Examined:
     """Log-probs of `targets [R]` in the distribution that truncation leaves, and their rank in it. Forward only."""
-    chunk = max(MIN_ROWS, chunk - chunk % ROW_MULTIPLE)
+    chunk = chunk_rows(chunk)
     log_probs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
     above = torch.empty_like(log_probs)
     for start in range(0, len(targets), chunk):
@@ -103,7 +103,7 @@ def token_log_probs(
 
     Differentiable in `hidden`, `weight` and `bias`; the backward computes the logits again unless they fit one chunk.
     """
-    chunk = max(MIN_ROWS, chunk - chunk % ROW_MULTIPLE)
+    chunk = chunk_rows(chunk)
     log_probs, entropies = _TokenLogProbs.apply(hidden, weight, bias, targets, temperature, suppressed, chunk, entropy)
     return log_probs, entropies if entropy else None
 
@@ -161,6 +161,11 @@ class _TokenLogProbs(torch.autograd.Function):
                 grad_bias += grad.float().sum(0)
         grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
         return grad_hidden, grad_weight.to(weight.dtype), grad_bias, None, None, None, None, None
+
+
+def chunk_rows(chunk: int) -> int:
+    """Rows of logits that exist at a time when about `chunk` may: whole products, whose bits do not depend on it."""
+    return max(MIN_ROWS, chunk - chunk % ROW_MULTIPLE)
 
 
 def chunk_distribution(

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import numpy as np
 
+from relax.config.supervised import eval_size_rows
 from relax.utils.errors import ConfigError
 from relax.utils.rng import stream_key
 
@@ -26,10 +25,9 @@ def split_rows(count: int, eval_size: float, seed: int) -> tuple[np.ndarray, np.
 def _held_out(count: int, eval_size: float) -> int:
     if not 0 < eval_size < float("inf"):
         raise ConfigError(f"--eval-size must be above 0, got {eval_size}")
-    exact = Fraction(str(eval_size))  # 0.29 of 100 rows is 29, which the binary fraction is a little below of
-    if exact >= 1 and exact.denominator != 1:
+    if eval_size >= 1 and eval_size != int(eval_size):
         raise ConfigError(f"--eval-size from 1 on is a number of rows, got {eval_size}; give a whole number")
-    held = int(exact) if exact >= 1 else max(1, int(exact * count))
+    held = eval_size_rows(eval_size, count)
     if held >= count:
         raise ConfigError(
             f"--eval-size {eval_size} takes {held} of the {count} rows of --prompt-data and leaves none to train"
