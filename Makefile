@@ -49,7 +49,7 @@ demo: venv ## train a tiny omni model on real handwritten digits; ARGS="--modali
 	@$(ONE_THREAD) $(BIN)/python -m examples.quickstart.demo $(ARGS)
 
 test: venv ## all tests that this machine can run; the others are skipped with a reason
-	@$(ONE_THREAD) $(BIN)/python -m pytest $(ARGS)
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --no-loadscope-reorder $(ARGS)
 
 test-sglang: venv .venv-sglang/.installed ## the engine tests and five training steps with the real SGLang on this CPU
 	@$(ONE_THREAD) $(BIN)/python -m benchmarks.sglang_cpu $(ARGS)

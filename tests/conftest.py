@@ -1,8 +1,9 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
-"""Which tests this machine and this call run; every other one is skipped with its reason."""
+"""Which tests this machine and this call run, the others skipped with a reason, and how two workers share them."""
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 # A busy machine draws and runs examples slowly; what a property claims does not depend on that.
 settings.register_profile("relax", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -18,6 +19,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _skip(items, "slow", "takes minutes: run with --slow")
     if any(item.get_closest_marker("gpu") for item in items) and not _has_gpu():
         _skip(items, "gpu", "this machine has no CUDA device")
+
+
+class FilesShared(LoadScopeScheduling):
+    """One worker takes whole runs, which fill cores and memory, one after another; files are shared out."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "whole runs" if nodeid.startswith(("tests/e2e/", "tests/service/")) else nodeid.split("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> FilesShared:
+    return FilesShared(config, log)
 
 
 def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:
