@@ -58,6 +58,7 @@ class OptimizerSpec:
     decay_style: Literal["constant", "linear", "cosine"] = "constant"
     decay_steps: int | None = None  # steps to reach min_lr, warm-up included
     min_lr: float = 0.0
+    offload: bool = False  # moments and the update in main memory
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from relax.config.frozen import FrozenDict, freeze
-from relax.config.support import NOT_STARTED, PENDING
+from relax.config.support import PENDING
 from relax.utils.errors import ConfigError
 
 Check = Callable[[Any], str | None]  # what is wrong with a value ("must be >= 1"), or None
@@ -220,7 +220,7 @@ def add_section(parser: argparse.ArgumentParser, title: str, section: type) -> N
 
 def help_text(f: Field[Any]) -> str:
     """The flag's own text, which says so when no run can have the flag yet."""
-    later = "Not available in this version. " if f.name in PENDING or f.name in NOT_STARTED else ""
+    later = "Not available in this version. " if f.name in PENDING else ""
     return later + f.metadata["help"]
 
 

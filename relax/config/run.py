@@ -45,7 +45,6 @@ from relax.config.sections import (
 )
 from relax.config.sections.critic import CRITIC_ESTIMATORS
 from relax.config.supervised import held_out_rows, is_supervised
-from relax.config.support import NOT_STARTED
 from relax.config.view import HookArgs
 from relax.utils.errors import ConfigError, InternalError
 
@@ -113,16 +112,9 @@ class RunConfig:
         return HookArgs(external | self.values() | dict(self.custom))
 
     @property
-    def not_started(self) -> tuple[str, ...]:
-        """Why no run can start with this configuration yet, though it is complete and checked."""
-        given = [name for name in NOT_STARTED if self.value(name) != self.usual_value(name)]
-        return tuple(f"{spelled(self, name)} cannot run yet: {NOT_STARTED[name]}" for name in given)
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """What is allowed and worth knowing."""
-        later = (f"would not start now: {problem}" for problem in self.not_started)
-        return (*self.input_notes, *later, *notes(self))
+        return (*self.input_notes, *notes(self))
 
     # ------------------------------------------------------------------ batches
 
@@ -265,6 +257,16 @@ class RunConfig:
         names = ("recompute-granularity", "recompute-activations")
         return any(self.external.megatron(name) is not None for name in names)
 
+    @property
+    def initial_model(self) -> str:
+        """Folder or hub name of the weights that training starts at; empty where nothing is given."""
+        return self.checkpoint.ref_load or self.checkpoint.hf_checkpoint or ""
+
+    @property
+    def optimizer_offload(self) -> bool:
+        """Adam's moments and its update are in main memory."""
+        return self.external.megatron("optimizer-cpu-offload") is True
+
     # ------------------------------------------------------------------ critic
 
     @property
@@ -373,7 +375,6 @@ def build_config(given: Given, machine: Machine, first_row: FirstRow | None = No
     backends = Backends(
         train=values["train_backend"],
         rollout=values["rollout_backend"],
-        cuda=machine.gpus > 0,
         router=not values["inline"],
     )
     refusals = judge(external, backends)

@@ -17,9 +17,6 @@ PENDING: frozenset[str] = frozenset(
     }
 )
 
-# Flags that parse and that `--dry-run` explains, and that no run starts with yet: {flag: why}.
-NOT_STARTED: dict[str, str] = {}
-
 _LATER = {
     "checkpoint rotation and partial checkpoints": """
         rotate-ckpt max-actor-ckpt-to-keep only-load-weight async-save no-save-optim no-load-optim no-load-rng

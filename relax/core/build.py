@@ -105,7 +105,7 @@ def model_spec(config: RunConfig, *, trainable: bool) -> ModelSpec:
     """The trainer's model: `--ref-load`, which falls back to `--hf-checkpoint`; `--load` comes on top."""
     train = config.train
     return ModelSpec(
-        hf_path=Path(config.checkpoint.ref_load or config.checkpoint.hf_checkpoint),  # type: ignore[arg-type]
+        hf_path=Path(config.initial_model),
         dtype=train.train_dtype,  # type: ignore[arg-type]
         temperature=config.rollout.rollout_temperature,
         suppressed_ids=suppressed_ids(config),
@@ -130,6 +130,7 @@ def optimizer_spec(config: RunConfig) -> OptimizerSpec:
         decay_style=section.lr_decay_style,  # type: ignore[arg-type]
         decay_steps=section.lr_decay_iters,
         min_lr=section.min_lr,
+        offload=config.optimizer_offload,
     )
 
 

@@ -18,7 +18,7 @@ META = "relax.json"  # of a checkpoint of one model
 
 def critic_start(config: RunConfig) -> tuple[Path, Path | None]:
     """(model folder, checkpoint whose weights replace the folder's) of a critic that starts anew."""
-    model = Path(config.checkpoint.ref_load or config.checkpoint.hf_checkpoint)  # type: ignore[arg-type]
+    model = Path(config.initial_model)
     named = _named(config)
     if named is None or _iterations(named):
         return model, None

@@ -106,7 +106,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def _parameters(config: RunConfig) -> int | None:
-    folder = Path(config.checkpoint.ref_load or config.checkpoint.hf_checkpoint or "").expanduser()
+    folder = Path(config.initial_model).expanduser()
     return count_parameters(folder) if folder.is_dir() else None
 
 

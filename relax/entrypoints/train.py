@@ -28,7 +28,7 @@ from relax.data.hub import Hub
 from relax.entrypoints.hooks import check_hooks
 from relax.entrypoints.hub_names import fetch_weights, local_first_row, with_local_names
 from relax.entrypoints.preflight import Findings, preflight
-from relax.utils.errors import ConfigError, RelaxError
+from relax.utils.errors import RelaxError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,8 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         hub = Hub()
         given = parse_args(argv, first_row=functools.partial(local_first_row, hub))
-        if given.not_started and not given.cluster.dry_run:
-            raise ConfigError("\n".join(given.not_started))
         config = with_local_names(given, hub)
         check_files(config)
         check_hooks(config)

@@ -13,7 +13,6 @@ from relax.config.external.rules import (
     FSDP_HINTS,
     FSDP_MEANING,
     FSDP_NEUTRAL,
-    FSDP_NEUTRAL_ON_CPU,
     NATIVE_HINTS,
     NATIVE_NEUTRAL,
     ROUTER_OFF,
@@ -89,8 +88,6 @@ def _on_fsdp(flag: str) -> str:
         return "compared" if flag in ORDER else "no effect"
     if flag in FSDP_MEANING:
         return FSDP_MEANING[flag]
-    if flag in FSDP_NEUTRAL_ON_CPU:
-        return "no effect without CUDA, else refused"
     return _passes(flag, FSDP_HINTS, FSDP_NEUTRAL)
 
 

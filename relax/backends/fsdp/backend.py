@@ -185,9 +185,7 @@ class FsdpBackend:
     def _move_optimizer(self, device: str) -> None:
         if self._adam is None or not self.ranks.device.startswith("cuda"):
             return
-        for state in self._adam.adam.state.values():
-            for name in ("exp_avg", "exp_avg_sq"):
-                state[name] = state[name].to(device)
+        self._adam.move_moments(device)
         torch.cuda.empty_cache()
 
     def close(self) -> None:

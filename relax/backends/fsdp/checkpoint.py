@@ -85,6 +85,8 @@ def load_checkpoint(folder: Path, shards: list[Shard], adam: ShardedAdamW | None
     for shard in shards:
         shard.publish()
     if adam is not None:
+        _take_moments(shards, adam, state)
+        adam.read_masters()
         adam.num_steps = int(meta["step"])
 
 
@@ -132,7 +134,7 @@ def _optimizer_state(shards: list[Shard], adam: ShardedAdamW | None) -> dict[str
     """Moments as whole tensors, and each parameter's own step count: an unused encoder has taken none."""
     state: dict[str, Tensor] = {}
     for shard in shards if adam else []:
-        own = adam.adam.state.get(shard.master)
+        own = adam.moments(shard)
         if own:
             state[f"optimizer.{shard.name}.step"] = own["step"]
             for moment in ("exp_avg", "exp_avg_sq"):
@@ -143,14 +145,16 @@ def _optimizer_state(shards: list[Shard], adam: ShardedAdamW | None) -> dict[str
 def _prepare_optimizer(folder: Path, shards: list[Shard], adam: ShardedAdamW) -> None:
     """Give exactly the parameters that have state in the checkpoint empty state to load into."""
     stored = dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
-    adam.adam.state.clear()
-    for shard in shards:
-        if f"optimizer.{shard.name}.step" in stored:
-            adam.adam.state[shard.master] = {
-                "step": torch.zeros((), dtype=torch.float32, device=shard.master.device),
-                "exp_avg": torch.zeros_like(shard.master),
-                "exp_avg_sq": torch.zeros_like(shard.master),
-            }
+    adam.start_moments([shard for shard in shards if f"optimizer.{shard.name}.step" in stored])
+
+
+@torch.no_grad()
+def _take_moments(shards: list[Shard], adam: ShardedAdamW, state: Mapping[str, Tensor]) -> None:
+    """A piece in main memory has no place in a tensor of a device mesh, which holds a copy of it then."""
+    for shard in shards if adam.spec.offload else ():
+        for moment in ("exp_avg", "exp_avg_sq"):
+            if own := adam.moments(shard):
+                own[moment].copy_(local(state[f"optimizer.{shard.name}.{moment}"]))
 
 
 def _check_shapes(folder: Path, stored: dict[str, list[int]], shards: list[Shard]) -> None:

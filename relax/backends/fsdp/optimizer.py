@@ -80,6 +80,10 @@ class Shard:
             self.parameter.data.copy_(self.master.data)
 
 
+def _in_main_memory(master: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(master.detach().to("cpu", copy=True))
+
+
 class Update(NamedTuple):
     """What one optimizer step measured."""
 
@@ -89,13 +93,17 @@ class Update(NamedTuple):
 
 
 class ShardedAdamW:
-    """One optimizer a rank. Matrices decay, vectors (norms, biases) do not."""
+    """One optimizer a rank. Matrices decay, vectors (norms, biases) do not.
+
+    With `spec.offload` the moments stay in main memory beside a copy of the masters, and the update is computed there.
+    """
 
     def __init__(self, shards: list[Shard], spec: OptimizerSpec, ranks: Ranks) -> None:
         self.shards, self.spec, self.ranks = shards, spec, ranks
         self.num_steps = 0
-        decayed = [s.master for s in shards if s.parameter.ndim >= 2]
-        other = [s.master for s in shards if s.parameter.ndim < 2]
+        self._updated = {s.name: _in_main_memory(s.master) if spec.offload else s.master for s in shards}
+        decayed = [self._updated[s.name] for s in shards if s.parameter.ndim >= 2]
+        other = [self._updated[s.name] for s in shards if s.parameter.ndim < 2]
         groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": other, "weight_decay": 0.0}]
         self.adam = torch.optim.AdamW(
             [g for g in groups if g["params"]], lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True
@@ -117,7 +125,7 @@ class ShardedAdamW:
         rate = learning_rate(self.spec, self.num_steps)
         for group in self.adam.param_groups:
             group["lr"] = rate
-        self.adam.step()
+        self._update(grads)
         self.num_steps += 1
         for shard in self.shards:
             shard.clear()
@@ -125,6 +133,46 @@ class ShardedAdamW:
         return Update(
             norm, rate, dict(zip(norms, torch.stack(list(norms.values())).tolist(), strict=True)) if norms else {}
         )
+
+    def _update(self, grads: dict[str, Tensor]) -> None:
+        if not self.spec.offload:
+            self.adam.step()
+            return
+        for name, grad in grads.items():
+            self._updated[name].grad = grad.to("cpu")
+        self.adam.step()
+        for shard in self.shards:
+            if shard.name in grads:
+                shard.master.copy_(self._updated[shard.name])
+                self._updated[shard.name].grad = None
+
+    def moments(self, shard: Shard) -> dict[str, Tensor] | None:
+        """`step`, `exp_avg` and `exp_avg_sq`, where they are kept; None: the parameter was never used."""
+        return self.adam.state.get(self._updated[shard.name])
+
+    def start_moments(self, shards: list[Shard]) -> None:
+        """Zeros for these parameters and nothing for the others, for a checkpoint to be read into."""
+        self.adam.state.clear()
+        for shard in shards:
+            updated = self._updated[shard.name].detach()
+            self.adam.state[self._updated[shard.name]] = {
+                "step": torch.zeros((), dtype=torch.float32, device=updated.device),
+                "exp_avg": torch.zeros_like(updated),
+                "exp_avg_sq": torch.zeros_like(updated),
+            }
+
+    @torch.no_grad()
+    def read_masters(self) -> None:
+        """The masters were changed by other hands than `step`."""
+        for shard in self.shards:
+            if self.spec.offload:
+                self._updated[shard.name].copy_(shard.master)
+
+    def move_moments(self, device: str) -> None:
+        """To give a device's memory away and take it back. Moments that are offloaded stay where they are."""
+        for state in self.adam.state.values() if not self.spec.offload else ():
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = state[name].to(device)
 
     def _total(self, norms: dict[str, Tensor]) -> float:
         """Norm over all tensors and ranks. Squares are added in float64, in a fixed order."""

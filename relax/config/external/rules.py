@@ -26,6 +26,9 @@ FSDP_MEANING: Mapping[str, str] = {
     "pipeline-model-parallel-size": "FSDP splits parameters over all training ranks, and each computes all layers",
     "expert-model-parallel-size": "FSDP splits experts over all training ranks, and each computes what it needs",
     "use-distributed-optimizer": "FSDP splits the optimizer state by itself",
+    "optimizer-cpu-offload": "Adam's moments and its update are in main memory",
+    "overlap-cpu-optimizer-d2h-h2d": "with --optimizer-cpu-offload gradients and weights are copied tensor by tensor",
+    "use-precision-aware-optimizer": "moments and masters stay in float32",
     "accumulate-allreduce-grads-in-fp32": "gradients are summed in float32 anyway",
     "attention-softmax-in-fp32": "attention's softmax is in float32 anyway",
     "bf16": "--train-dtype bf16",
@@ -60,9 +63,6 @@ FSDP_HINTS = frozenset(
     manual-gc manual-gc-interval no-create-attention-mask-in-dataloader log-interval log-throughput timing-log-level
     """.split()  # noqa: SIM905
 )
-
-# neutral where the optimizer is on the CPU already
-FSDP_NEUTRAL_ON_CPU = ("optimizer-cpu-offload", "overlap-cpu-optimizer-d2h-h2d", "use-precision-aware-optimizer")
 
 # SGLang flags that are Relax's own; the text names the Relax flag
 SGLANG_OWN: Mapping[str, str] = {
@@ -133,7 +133,6 @@ class Backends:
 
     train: str
     rollout: str
-    cuda: bool
     router: bool  # a router process stands before the engines
 
 
@@ -178,8 +177,6 @@ def _megatron(flag: ExternalFlag, backends: Backends) -> Verdict:
         return _noted(f"{flag} on the fsdp backend: {FSDP_MEANING[flag.name]}")
     if flag.name in FSDP_HINTS:
         return _idle("on --train-backend fsdp")
-    if flag.name in FSDP_NEUTRAL_ON_CPU and not backends.cuda:
-        return _noted(f"{flag} changes nothing without CUDA: the optimizer is on the CPU")
     if flag.name in FSDP_NEUTRAL:
         allowed = " or ".join(str(value) for value in FSDP_NEUTRAL[flag.name])
         return _refused(f"{flag} has no counterpart on --train-backend fsdp: use {allowed}, or leave it out")

@@ -88,7 +88,6 @@ def test_the_cluster_command_trains_by_gspo() -> None:
     assert config.data.prompt_data == "./data/large_multimodal_dataset"
     assert config.data.multimodal_keys == {"image": "images", "video": "video_key"}
     assert (config.algorithm.advantage_estimator, config.algorithm.loss_reduction) == ("gspo", "sample_mean")
-    assert config.not_started == ()
 
 
 def test_parallel_sizes_become_megatron_flags() -> None:
@@ -128,7 +127,6 @@ def test_a_wrong_alias_is_an_error(text: str, problem: str) -> None:
 def test_an_algorithm_is_named_in_any_case(spelling: str, name: str) -> None:
     config = parse(f"{SHORT} --algorithm {spelling}")
     assert (config.algorithm.advantage_estimator, config.origin("advantage_estimator")) == (name, "alias --algorithm")
-    assert config.not_started == ()
 
 
 @pytest.mark.parametrize("spelling", ["Distillation", "distillation"])
@@ -138,7 +136,6 @@ def test_distillation_is_a_teacher_on_top_of_grpo(spelling: str) -> None:  # C5
     assert config.origin("use_opd") == "alias --algorithm"
     assert config.distillation.opd_type == "sglang"
     assert config.resource["teacher"].gpus == 1
-    assert not config.not_started
 
 
 def test_the_number_of_engines_is_said_to_be_no_number_of_rounds() -> None:

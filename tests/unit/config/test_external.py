@@ -13,7 +13,6 @@ from relax.config.external.rules import (
     FSDP_HINTS,
     FSDP_MEANING,
     FSDP_NEUTRAL,
-    FSDP_NEUTRAL_ON_CPU,
     NATIVE_HINTS,
     NATIVE_NEUTRAL,
     ROUTER_OWN,
@@ -25,6 +24,7 @@ from relax.config.external.rules import (
 from relax.config.external.tables import ExternalFlag, ExternalFlags, table, version
 from relax.config.machine import Machine
 from relax.config.run import RunConfig, parse_args
+from relax.core.build import optimizer_spec
 from relax.utils.errors import ConfigError
 
 BASE = """
@@ -166,9 +166,9 @@ def test_recomputation_is_gradient_checkpointing(flag: str) -> None:
     assert config.notes == (f"{flag} on the fsdp backend: gradient checkpointing of every layer",)
 
 
-def test_optimizer_offload_is_refused_where_it_would_mean_something() -> None:
-    with pytest.raises(ConfigError, match="--optimizer-cpu-offload is a Megatron flag that has no counterpart"):
-        parse("--optimizer-cpu-offload", GPUS)
+def test_optimizer_offload_is_a_setting_of_the_optimizer() -> None:
+    assert optimizer_spec(parse("--optimizer-cpu-offload", GPUS)).offload
+    assert not optimizer_spec(parse("", GPUS)).offload
 
 
 def test_bf16_is_the_training_type() -> None:
@@ -250,7 +250,7 @@ def test_a_flag_of_an_older_sglang_is_noted() -> None:
 
 def test_rules_only_name_flags_that_exist() -> None:
     for names, source in (
-        (ARCHITECTURE | set(FSDP_MEANING) | set(FSDP_NEUTRAL) | FSDP_HINTS | set(FSDP_NEUTRAL_ON_CPU), "megatron"),
+        (ARCHITECTURE | set(FSDP_MEANING) | set(FSDP_NEUTRAL) | FSDP_HINTS, "megatron"),
         (NATIVE_HINTS | set(SGLANG_OWN) | set(SGLANG_MAPPED) | set(NATIVE_NEUTRAL), "sglang"),
         (set(ROUTER_OWN), "router"),
     ):
@@ -259,7 +259,7 @@ def test_rules_only_name_flags_that_exist() -> None:
 
 def test_a_flag_has_one_rule() -> None:
     split = {f"{axis}-model-parallel-size" for axis in ("tensor", "pipeline", "expert")}  # 1 passes, more is mapped
-    groups = [ARCHITECTURE, set(FSDP_MEANING) - split, set(FSDP_NEUTRAL), FSDP_HINTS, set(FSDP_NEUTRAL_ON_CPU)]
+    groups = [ARCHITECTURE, set(FSDP_MEANING) - split, set(FSDP_NEUTRAL), FSDP_HINTS]
     assert sum(map(len, groups)) == len(set().union(*groups))
     groups = [NATIVE_HINTS, set(SGLANG_OWN), set(SGLANG_MAPPED), set(NATIVE_NEUTRAL)]
     assert sum(map(len, groups)) == len(set().union(*groups))
@@ -272,7 +272,7 @@ def test_what_the_engines_command_sets_itself_is_refused_at_the_door() -> None:
 
 def test_no_rule_applies_to_a_backend_that_owns_the_flag() -> None:
     external = ExternalFlags((ExternalFlag("megatron", "tensor-model-parallel-size", (8,)),))
-    found = judge(external, Backends(train="megatron", rollout="sglang", cuda=True, router=True))
+    found = judge(external, Backends(train="megatron", rollout="sglang", router=True))
     assert (found.problems, found.notes) == ([], [])
 
 

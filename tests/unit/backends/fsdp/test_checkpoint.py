@@ -2,6 +2,7 @@
 """Resume to the bit, refusal of foreign checkpoints, and exports that plain transformers loads."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,6 +49,21 @@ def test_four_steps_equal_two_and_a_resume_with_two(base, tmp_path, kind, dtype,
     for own, other in zip(resumed._shards, whole._shards, strict=True):
         assert torch.equal(own.master, other.master), own.name
     assert resumed.num_steps == 4
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_an_offloaded_optimizer_takes_the_same_steps_and_reads_either_checkpoint(base, tmp_path, dtype):
+    folder, offloaded = folder_of(base, "qwen3"), replace(SPEC, offload=True)
+    plain = _train(opened(folder, optimizer=SPEC, dtype=dtype), range(4))
+    for first, second in ((SPEC, offloaded), (offloaded, SPEC), (offloaded, offloaded)):
+        _train(opened(folder, optimizer=first, dtype=dtype), range(2)).save(tmp_path / "c")
+        resumed = opened(folder, optimizer=second, dtype=dtype)
+        resumed.load(tmp_path / "c")
+        _train(resumed, range(2, 4))
+        for own, other in zip(resumed._shards, plain._shards, strict=True):
+            assert torch.equal(own.master, other.master), own.name
+            pair = resumed._adam.moments(own), plain._adam.moments(other)
+            assert all(torch.equal(pair[0][name], pair[1][name]) for name in ("exp_avg", "exp_avg_sq"))
 
 
 def test_saving_over_a_checkpoint_replaces_it_whole(base, tmp_path):
