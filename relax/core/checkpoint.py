@@ -32,6 +32,7 @@ CONTENTS = "contents.json"
 # folders: of the actor, of a reference that has been refreshed, of the critic
 MODEL, REFERENCE, CRITIC = "model", "reference", "critic"
 DIGEST_LIMIT_BYTES = 16 << 20  # larger files are compared by their size: reading them takes as long as loading them
+PIECES, PIECE_BYTES = 64, 32 * 1024  # of a weight file, read to tell it from another
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class RunState:
     journal: Mapping[str, int] = field(default_factory=dict)  # {writer: its lines below this sequence number count}
     reference_version: int = 0  # weight version of the reference; 0: the initial one, which is not stored
     order: str = ""  # digest of what decides which row comes when, in supervised fine-tuning
+    reference: str = ""  # `weights_identity` of the initial reference; empty: there is none
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -123,6 +125,24 @@ def damage(folder: Path) -> str | None:
 def _contents(folder: Path) -> dict[str, dict[str, object]]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(p.relative_to(folder)): {"bytes": p.stat().st_size, "blake2b": _digest(p)} for p in files}
+
+
+def weights_identity(folder: Path) -> str:
+    """Tells one model's weights from another's without reading all of them.
+
+    A hash over each weight file's name and size, its first pieces, which hold the header with names and shapes, and
+    pieces spread over the rest. Empty for what is not a folder with weights.
+    """
+    files = sorted(path for path in folder.expanduser().glob("*") if path.suffix in (".safetensors", ".bin"))
+    content = hashlib.blake2b(digest_size=16)
+    for path in files:
+        size = path.stat().st_size
+        content.update(f"{path.name}:{size}:".encode())
+        with path.open("rb") as file:
+            for piece in range(PIECES):
+                file.seek(size * piece // PIECES)
+                content.update(file.read(PIECE_BYTES))
+    return content.hexdigest() if files else ""
 
 
 def _digest(path: Path) -> str | None:

@@ -17,6 +17,7 @@ from relax.components.messages import Roles
 from relax.components.sft_messages import SftRoles
 from relax.config.run import RunConfig
 from relax.core.build import algorithm_options, tables
+from relax.core.checkpoint import weights_identity
 from relax.core.critic_files import critic_checkpoint
 from relax.core.critical_path import critical_path
 from relax.core.engine_keeper import EngineKeeper, EnginePool, KeeperSettings
@@ -380,6 +381,7 @@ def loop_settings(config: RunConfig, folder: RunFolder) -> LoopSettings:
         critic_only_steps=config.critic_only_steps,
         critic_save=config.critic.critic_save,
         asks_student=config.asks_student,
+        reference_identity=weights_identity(Path(config.initial_model)) if config.uses_kl else "",
         engines_return=config.cluster.use_fault_tolerance,
     )
 

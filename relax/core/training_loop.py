@@ -77,6 +77,7 @@ class LoopSettings:
     critic_only_steps: float = 0  # rollouts that train the critic alone
     critic_save: str | None = None  # folder of the critic's checkpoints; None: in those of the run
     asks_student: bool = False  # the actor writes its likeliest ids before the teacher is asked
+    reference_identity: str = ""  # `weights_identity` of the initial reference
     engines_return: bool = False  # dead engines are started again, so a run may be without one for a while
 
 
@@ -571,6 +572,7 @@ class TrainingLoop:
             draw_again=self.order.postponed,
             finished_groups=finished,
             reference_version=self._reference_version,
+            reference=self.settings.reference_identity,
         )
         positions = {"driver": self.journal.next_seq, "rollout": await self._sync_rollout(finished)}
         path = await write_checkpoint(self.settings.save_dir, replace(state, journal=positions), self._save_roles)

@@ -136,6 +136,8 @@ def checkpoint_problems(config: RunConfig, data_digest: str) -> Iterator[str]:
             "(its content, order or slice differs): give the same data, or start a new run at an export by --ref-load"
         )
     yield from _other_model(config, folder)
+    if config.uses_kl and not state.reference_version:
+        yield from _other_reference(config, state.reference)
 
 
 def checkpoint_notes(config: RunConfig) -> Iterator[str]:
@@ -156,7 +158,7 @@ def checkpoint_notes(config: RunConfig) -> Iterator[str]:
 
 
 def _other_model(config: RunConfig, checkpoint: Path) -> Iterator[str]:
-    name = config.checkpoint.ref_load or config.checkpoint.hf_checkpoint or ""
+    name = config.initial_model
     meta, model = checkpoint / CHECKPOINT_META, Path(name).expanduser() / "config.json"
     if not meta.is_file() or not model.is_file():  # the loader says what is missing
         return
@@ -168,6 +170,19 @@ def _other_model(config: RunConfig, checkpoint: Path) -> Iterator[str]:
         yield (
             f"--load {config.checkpoint.load} holds a checkpoint of another model than {name} ({numbers}): load a run "
             "of this model, or leave --load out"
+        )
+
+
+def _other_reference(config: RunConfig, stored: str) -> Iterator[str]:
+    """A refreshed reference is in the checkpoint; the initial one is read again from its own folder."""
+    from relax.core.checkpoint import weights_identity
+
+    folder = Path(config.initial_model).expanduser()
+    here = weights_identity(folder)
+    if stored and here and stored != here:
+        yield (
+            f"--load {config.checkpoint.load} measured its KL to another reference than the weights of {folder}: give "
+            "by --ref-load the model that the run started from, or start a new run at an export"
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import build_tiny_model_folder
 from tests.service.training_run import ASYNC, Finished, Inputs, checkpoint_weights, inline
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -46,6 +47,17 @@ def test_a_refreshed_reference_goes_on_with_the_weights_that_it_had(run, role):
         for name in ("train/kl_loss", "train/lr", "train/policy_loss", "train/optimizer_steps", "rollout/reward/mean"):
             assert resumed.metrics(name) == whole.metrics(name), name
         assert same_weights(whole.folder / "iter_0000004/model", resumed.folder / "iter_0000004/model")
+
+
+def test_a_kl_to_another_reference_than_before_is_refused(inputs, run, tmp_path):
+    words = ["--use-kl-loss", "--colocate"]
+    first = run(*words, name="first", num_rollout=1, kl_loss_coef=0.5)
+    other = build_tiny_model_folder(tmp_path / "other", seed=5)
+    flags = inputs.flags(first.folder, num_rollout=2, load=first.folder, ref_load=other, kl_loss_coef=0.5)
+    refused = inline([*flags, *words])
+    assert refused.code == 2
+    assert f"measured its KL to another reference than the weights of {other}" in refused.err
+    run(*words, name="first", num_rollout=2, load=first.folder, ref_load=inputs.model, kl_loss_coef=0.5)
 
 
 def test_R3_R10_the_third_epoch_goes_on_where_it_was_with_results_of_each_rollout_once(run):

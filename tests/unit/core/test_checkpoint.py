@@ -6,10 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from relax.components.messages import GroupOrder
-from relax.core.checkpoint import STATE, TRACKER, RunState, latest_checkpoint, write_checkpoint
+from relax.core.checkpoint import STATE, TRACKER, RunState, latest_checkpoint, weights_identity, write_checkpoint
 from relax.utils.errors import ConfigError
+from tests.builders import build_tiny_model_folder
 
 
 def state(rollout_id: int, **changes) -> RunState:
@@ -120,3 +122,14 @@ def test_a_state_of_an_older_version_is_read():
     del old["draw_again"], old["optimizer_steps"]
     old["open_groups"] = []
     assert RunState.from_json(old) == state(2, open_groups=(), draw_again=(), optimizer_steps=0)
+
+
+def test_one_changed_matrix_makes_other_weights(tmp_path):
+    folder = build_tiny_model_folder(tmp_path / "model")
+    before = weights_identity(folder)
+    assert before == weights_identity(build_tiny_model_folder(tmp_path / "same"))
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if name.endswith("q_proj.weight"))
+    save_file(weights | {name: weights[name] + 1}, folder / "model.safetensors", metadata={"format": "pt"})
+    assert weights_identity(folder) not in (before, "")
+    assert weights_identity(tmp_path / "nothing") == ""
