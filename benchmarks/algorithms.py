@@ -29,6 +29,10 @@ ESTIMATOR_FLAGS: dict[str, tuple[str, ...]] = {
     "gspo": ("--eps-clip", "0.02"),
     "cispo": ("--eps-clip-high", "4"),
     "rloo": ("--num-steps-per-rollout", "1"),
+    "ppo": (
+        *("--resource", '{"actor": [1, 1], "critic": [1, 1], "rollout": [1, 1]}'),
+        *("--critic-lr", "1e-3", "--lambd", "0.95", "--num-critic-only-steps", "2"),
+    ),
     "reinforce_plus_plus": ("--kl-coef", "0.001"),
     "reinforce_plus_plus_baseline": ("--use-kl-loss", "--kl-loss-coef", "0.001", "--kl-loss-type", "k2"),
 }
@@ -151,7 +155,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="the small task instead of the quick start's")
     parser.add_argument("--keep", type=Path, help="folder of the runs (default: a temporary one)")
     given = parser.parse_args()
-    names = given.only.split(",") if given.only else [name for name in ALGOS if name != "ppo"]
+    names = given.only.split(",") if given.only else list(ALGOS)
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="relax-algorithms-") as scratch:
         folder = (given.keep or Path(scratch)).resolve()

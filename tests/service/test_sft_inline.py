@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from relax.components.trained import read_trained
 from tests.builders import build_tiny_model_folder, write_jsonl
 from tests.service.training_run import Finished, checkpoint_weights, inline
 
 ROWS = 24
+SAFE = "model.safetensors"
 MATH = [
     {"problem": f"What is {a} plus {b}?", "generated_solution": f"The answer is {a + b}."}
     for a in range(6)
@@ -143,6 +145,18 @@ def test_weights_do_not_depend_on_how_rows_flow(
     other = inline(flags(model, data, tmp_path / "run", **common, **changed)).ok()
     old, new = weights(whole.folder, 9), weights(other.folder, 9)
     assert all(np.array_equal(old[name], new[name]) for name in old)
+
+
+def test_training_starts_at_the_reference_where_load_holds_no_checkpoint(
+    model: Path, data: Path, tmp_path: Path
+) -> None:
+    other = build_tiny_model_folder(tmp_path / "other", seed=5)
+    start = {"ref_load": other, "load": tmp_path / "run", "lr": 0, "num_rollout": 1}  # a step that changes nothing
+    done = inline(flags(model, data, tmp_path / "run", **start)).ok()
+    assert f"--load {tmp_path / 'run'} holds no checkpoint: training starts at {other}" in done.out + done.err
+    trained, told, tokenizer_only = weights(done.folder, 0), load_file(other / SAFE), load_file(model / SAFE)
+    assert told and all(np.array_equal(trained[f"model.{name}"], told[name]) for name in told)
+    assert any(not np.array_equal(trained[f"model.{name}"], tokenizer_only[name]) for name in tokenizer_only)
 
 
 def test_other_rows_are_refused_at_a_resume(whole: Finished, model: Path, data: Path) -> None:

@@ -2,8 +2,8 @@
 """Every training script trains two steps as it stands, with tiny models in MODEL_DIR and slots instead of GPUs.
 
 What is given besides: batch sizes, and one card for each role of the script's own `--resource`. All scripts run one
-after the other on one Ray that `local.sh` starts. Where Qwen3.5-9B is expected, a Qwen3-VL stands in: this version has
-no linear attention, which Qwen3.5 needs.
+after the other on one Ray that `local.sh` starts. Where Qwen3.5-9B is expected, a Qwen3-VL stands in: the native
+engine has no linear attention, which Qwen3.5 needs.
 """
 
 from __future__ import annotations
