@@ -26,6 +26,7 @@ W1_LAT = Workload(
     reward="benchmarks.rewards.slow_sum_reward",
     peers={"b0": ("b0.py", "seq", "--threads", "2", "--prompts", "8", "--lat-median", "1.0")},
     modes=("relax_colocate", "relax_async", "relax_async_3"),
+    extra=("--reward-max-concurrency", "256"),  # 4 rollouts wait at a time
 )
 
 

@@ -66,7 +66,7 @@ class ReadyGroup:
     media: tuple[MediaFeatures, ...]  # distinct items
     places: tuple[tuple[int, ...], ...]  # which of them each sample has; (): each has all
     rows: list[dict[str, Any]]  # of the result file, one a sample, without the rollout's number
-    seconds: Mapping[str, float]  # {"generate", "score"}
+    seconds: Mapping[str, float]  # {"generate", "score", "reward_queue"}
 
     @property
     def accepted(self) -> AcceptedGroup:

@@ -45,6 +45,7 @@ def release_metrics(
         "rollout/log_probs/mean": mean(column("rollout_logprobs")[mask]),
         "perf/generate_s/mean": mean(generate),
         "perf/reward_s/mean": mean(score),
+        "perf/reward_queue_s/mean": mean(np.asarray([spent.get("reward_queue", 0.0) for spent in seconds])),
     }
     maxima = {
         "rollout/response_tokens/max": float(lengths.max(initial=0)),

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 WARM_UP_STEPS = 1  # the first step holds start-up
 MIN_SHARE = 0.01  # parts below are left out of the line
+MIN_QUEUE_SHARE = 0.1  # of a group's rewards, from which on their queue is named
 
 # Parts of a step in their order: metric, words.
 PARTS = (
@@ -84,10 +85,13 @@ def critical_path(steps: Sequence[Mapping[str, float]], *, shared: bool, supervi
 def _waiting_advice(steps: Sequence[Mapping[str, float]], *, shared: bool) -> str:
     mean = {
         name: statistics.fmean([step[name] for step in steps if name in step] or [0.0])
-        for name in ("perf/generate_s/mean", "perf/reward_s/mean")
+        for name in ("perf/generate_s/mean", "perf/reward_s/mean", "perf/reward_queue_s/mean")
     }
     if mean["perf/reward_s/mean"] > mean["perf/generate_s/mean"]:
         remedy = "overlap it with training (--fully-async)" if shared else "raise --max-staleness"
-        return f"rewards are the limit ({mean['perf/reward_s/mean']:.2f} s a sample): {remedy}"
+        queued = mean["perf/reward_queue_s/mean"]
+        if queued > MIN_QUEUE_SHARE * mean["perf/reward_s/mean"]:
+            remedy = f"{queued:.2f} s of it wait for a turn: raise --reward-max-concurrency"
+        return f"rewards are the limit ({mean['perf/reward_s/mean']:.2f} s a group): {remedy}"
     remedy = "overlap it with training (--fully-async)" if shared else "more engines (--resource)"
     return f"generation is the limit: {remedy}"

@@ -87,25 +87,30 @@ class RewardScorer:
         self._custom = CustomReward(custom_rm_path, args, group=group_rm) if custom_rm_path else None
         self._remote = RemoteReward(rm_url, self._clock) if rm_url else None
 
-    async def score(self, samples: Sequence[Sample]) -> None:
-        """Fill the reward of every sample that has none. With --group-rm, `samples` is one whole group."""
+    async def score(self, samples: Sequence[Sample]) -> float:
+        """Fill the reward of every sample that has none -> seconds in which the slowest to start waited for its turn.
+
+        With --group-rm, `samples` is one whole group.
+        """
         waiting = [sample for sample in samples if sample.reward is None]
         if not waiting:
-            return
+            return 0.0
+        queued: list[float] = []
         if self._group_rm and self._custom is not None:
-            await self._score_group(self._custom, samples)
-            return
-        tasks = [asyncio.ensure_future(self._score_one(sample)) for sample in waiting]
+            await self._score_group(self._custom, samples, queued)
+            return max(queued)
+        tasks = [asyncio.ensure_future(self._score_one(sample, queued)) for sample in waiting]
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
+        return max(queued)
 
-    async def _score_one(self, sample: Sample) -> None:
+    async def _score_one(self, sample: Sample, queued: list[float]) -> None:
         name = self._name(sample)
         try:
-            value = await self._limited(lambda: self._value(name, sample))
+            value = await self._limited(lambda: self._value(name, sample), queued)
         except (UserCodeError, ConfigError):
             raise
         except Exception as error:  # the sample is told (train_metadata), the log and the counters
@@ -114,9 +119,9 @@ class RewardScorer:
             return
         self._store(sample, value, name)
 
-    async def _score_group(self, custom: CustomReward, samples: Sequence[Sample]) -> None:
+    async def _score_group(self, custom: CustomReward, samples: Sequence[Sample], queued: list[float]) -> None:
         try:
-            values = await self._limited(lambda: custom.group(samples))
+            values = await self._limited(lambda: custom.group(samples), queued)
         except (UserCodeError, ConfigError):
             raise
         except Exception as error:  # the samples are told (train_metadata), the log and the counters
@@ -126,10 +131,12 @@ class RewardScorer:
         for sample, value in zip(samples, values, strict=True):
             self._store(sample, value, custom.path)
 
-    async def _limited(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Await `call()` under a permit and within the time limit."""
+    async def _limited(self, call: Callable[[], Awaitable[Any]], queued: list[float]) -> Any:
+        """Await `call()` under a permit and within the time limit; `queued` gets the wait for the permit."""
+        asked = self._clock.now()
         async with self._permits:
             start = self._clock.now()
+            queued.append(start - asked)
             try:
                 async with asyncio.timeout(self._timeout_s) as limit:
                     return await call()

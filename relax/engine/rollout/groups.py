@@ -56,7 +56,7 @@ class FinishedGroup:
     sampled_tokens: int  # all attempts, thrown away ones included
     attempts: int  # generate calls
     failures: dict[str, int]  # failed calls by reason
-    seconds: dict[str, float]  # {"generate", "score"}; waiting for permits counts as generate
+    seconds: dict[str, float]  # {"generate", "score", "reward_queue"}; waiting to generate counts as generate
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,12 @@ class Leftover:
 
 
 class Scorer(Protocol):
-    """Fills `reward` of each sample of a group; a sample that has one keeps it."""
+    """Fills `reward` of each sample of a group; a sample that has one keeps it.
 
-    async def score(self, samples: list[Sample]) -> Any: ...
+    What it returns, if anything, is the time in seconds that the last sample to start waited for its turn.
+    """
+
+    async def score(self, samples: list[Sample]) -> float | None: ...
 
 
 class FilterOutput(Protocol):
@@ -275,7 +278,7 @@ class GroupGenerator:
     async def _run_group(self, running: _Running) -> None:
         started = self._clock.now()
         samples: list[Sample] = []
-        seconds = {"generate": 0.0, "score": 0.0}
+        seconds = {"generate": 0.0, "score": 0.0, "reward_queue": 0.0}
         reason: str | None = None
         try:
             try:
@@ -283,7 +286,7 @@ class GroupGenerator:
             finally:
                 seconds["generate"] = self._clock.now() - started
             scoring = self._clock.now()
-            await self._score(samples)
+            seconds["reward_queue"] = await self._score(samples)
             seconds["score"] = self._clock.now() - scoring
             reason = self._rejects(samples)
         except Dropped as drop:
@@ -345,14 +348,16 @@ class GroupGenerator:
         except InfrastructureError as error:  # the log is told: the request runs to its end and nobody reads it
             logger.warning("request left running rid=%s error=%s", rid or "all", error)
 
-    async def _score(self, samples: list[Sample]) -> None:
+    async def _score(self, samples: list[Sample]) -> float:
+        """Seconds in which samples waited for their turn."""
         if self._scorer is None:
-            return
+            return 0.0
         await pause_at("reward")
-        await self._scorer.score(samples)  # has a failure policy of its own: what it raises ends the run
+        queued = await self._scorer.score(samples)  # has a failure policy of its own: what it raises ends the run
         unscored = [s for s in samples if s.reward is None]
         if unscored:
             raise Dropped("unscored", f"{len(unscored)} of {len(samples)} samples have no reward after scoring")
+        return queued or 0.0
 
     def _rejects(self, samples: list[Sample]) -> str | None:
         """The dynamic filter's reason to drop, or None to keep."""

@@ -35,7 +35,7 @@ def test_small_parts_are_left_out_of_the_line():
     ("shared", "generate", "reward", "expected"),
     [
         (False, 1.0, 0.1, "generation is the limit: more engines"),
-        (False, 0.1, 1.0, "rewards are the limit (1.00 s a sample): raise --max-staleness"),
+        (False, 0.1, 1.0, "rewards are the limit (1.00 s a group): raise --max-staleness"),
         (True, 1.0, 0.1, "--fully-async"),
         (True, 0.1, 1.0, "--fully-async"),
     ],
@@ -44,6 +44,14 @@ def test_a_wait_for_samples_is_told_by_what_the_samples_waited_for(shared, gener
     """A10: overlap gains nothing where generation is the whole step; the line says what to change."""
     one = step(wait_s__actor=1.5, forward_backward_s=0.3, generate_s__mean=generate, reward_s__mean=reward)
     assert expected in critical_path([START, one], shared=shared)
+
+
+@pytest.mark.parametrize(("queued", "named"), [(0.5, True), (0.05, False)])
+def test_rewards_that_wait_for_a_turn_are_told_with_the_flag(queued, named):
+    one = step(wait_s__actor=1.5, generate_s__mean=0.1, reward_s__mean=1.0, reward_queue_s__mean=queued)
+    text = critical_path([START, one], shared=False)
+    assert ("0.50 s of it wait for a turn: raise --reward-max-concurrency" in text) == named
+    assert ("raise --max-staleness" in text) != named
 
 
 def test_parts_never_sum_to_more_than_was_measured_nor_to_less_than_the_step():

@@ -77,6 +77,11 @@ async def never_returns(args, sample):
     return 1.0
 
 
+async def takes_a_second(args, sample):
+    await asyncio.sleep(1.0)
+    return 1.0
+
+
 def blocks_briefly(args, sample):
     time.sleep(0.05)
     return 1.0

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from relax.engine.rewards.score import ERROR_KEY, RewardScorer
+from relax.schedule.clock import VirtualClock, run_virtual
 from relax.utils.errors import ConfigError, UserCodeError
 from relax.utils.imports import load_object
 from relax.utils.types import Sample
@@ -87,6 +88,17 @@ async def test_functions_that_wait_run_at_the_same_time_V12():
     counting = load_object(f"{HOOKS}.counting", flag="--custom-rm-path")
     await scored(group(100), custom_rm_path=f"{HOOKS}.counting", max_concurrency=64)
     assert counting.most == 64
+
+
+@pytest.mark.parametrize(("turns", "queued"), [(1, 3.0), (2, 1.0), (4, 0.0)])
+def test_the_wait_for_a_turn_is_told_apart(turns, queued):
+    """Four rewards of one second, on virtual time: the last starts after three, one or no others."""
+
+    async def main():
+        scorer = RewardScorer(custom_rm_path=f"{HOOKS}.takes_a_second", max_concurrency=turns, clock=VirtualClock())
+        return await scorer.score(group(4)), await scorer.score(group(1))
+
+    assert run_virtual(main()) == (queued, 0.0)
 
 
 async def test_a_blocking_function_leaves_the_event_loop_free():

@@ -96,7 +96,7 @@ def test_groups_come_in_order_of_completion_with_samples_in_index_order(engine):
     assert [[s.index for s in f.samples] for f in finished] == [[0, 1]] * 3
     assert [f.sampled_tokens for f in finished] == [7 + 2, 8 + 2, 9 + 2]
     assert [s.reward for s in finished[0].samples] == [7.0, 2.0]
-    assert finished[0].seconds == {"generate": 7.0, "score": 0.0}
+    assert finished[0].seconds == {"generate": 7.0, "score": 0.0, "reward_queue": 0.0}
 
 
 def test_all_samples_of_a_group_are_requested_before_any_is_answered(engine):
