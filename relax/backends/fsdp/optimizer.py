@@ -147,8 +147,9 @@ class ShardedAdamW:
                 self._updated[shard.name].grad = None
 
     def moments(self, shard: Shard) -> dict[str, Tensor] | None:
-        """`step`, `exp_avg` and `exp_avg_sq`, where they are kept; None: the parameter was never used."""
-        return self.adam.state.get(self._updated[shard.name])
+        """`step`, `exp_avg` and `exp_avg_sq`, where they are kept; None: the parameter was never used or is frozen."""
+        updated = self._updated.get(shard.name)
+        return None if updated is None else self.adam.state.get(updated)
 
     def start_moments(self, shards: list[Shard]) -> None:
         """Zeros for these parameters and nothing for the others, for a checkpoint to be read into."""
