@@ -64,10 +64,10 @@ class RecordingPublisher(MemoryPublisher):
         super().__init__(store)
         self.tables: dict[int, np.ndarray] = {}
 
-    def publish(self, version: int, weights: Any) -> Any:
+    def publish(self, version: int, weights: Any, adapter: Any = None) -> Any:
         weights = list(weights)
         self.tables[version] = weights[0][1].numpy().copy()
-        return super().publish(version, weights)
+        return super().publish(version, weights, adapter)
 
 
 class Slow:

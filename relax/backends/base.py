@@ -25,6 +25,8 @@ from relax.data.media.processing import MediaOptions
 if TYPE_CHECKING:
     from torch import Tensor
 
+WeightPart = Literal["merged", "frozen", "adapters"]
+
 # --------------------------------------------------------------------------- training
 
 
@@ -159,8 +161,13 @@ class TrainBackend(Protocol):
         """Sum gradients over ranks, divide by `divisor` once, clip, update, zero. Raises `Divergence` on NaN."""
         ...
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(HF name, full tensor) of every parameter and persistent buffer, tied tensors once. Collective."""
+    def weights(self, part: WeightPart = "merged") -> Iterator[tuple[str, Tensor]]:
+        """(HF name, full tensor) of every parameter and persistent buffer, tied tensors once. Collective.
+
+        merged    adapters are added into their matrices (a model without adapters has nothing else)
+        frozen    matrices without their adapters
+        adapters  A and B alone
+        """
         ...
 
     def keep(self, tag: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from relax.algorithms.statistic import StepStatistic
 from relax.backends.base import LossFunction, ModelSpec, OptimizerSpec, Part, RankInfo, TrainBackend
+from relax.components.adapter_versions import AdapterVersions
 from relax.components.messages import ForwardReport, ReleasedGroup, TrainReport, TrainTask
 from relax.components.rollout_training import RolloutInTraining, TrainingRole, train_report
 from relax.components.scoring import score_groups
@@ -53,13 +54,16 @@ class Actor(TrainingRole):
         statistic: StepStatistic | None = None,
         parity: ParityGate | None = None,
         executor: Executor | None = None,
+        adapter_alone: bool = False,
     ) -> None:
+        """`adapter_alone`: published versions hold the adapter that `model` is trained with, and no matrix."""
         super().__init__(
             backend=backend, settings=settings, bus=bus, clock=clock, deadline_s=deadline_s, executor=executor
         )
         self._loss, self._model, self._optimizer, self._publisher = loss, model, optimizer, publisher
         self._keep_reference, self._parity, self._statistic = keep_reference, parity, statistic
         self._trained = TrainedLedger()
+        self._adapters = AdapterVersions(model, publisher) if adapter_alone else None
 
     async def start(self) -> RankInfo:
         """Load the model. Collective."""
@@ -151,6 +155,8 @@ class Actor(TrainingRole):
     def _publish(self, version: int) -> WeightManifest | None:
         if self._parity is not None:
             self._parity.published(self._backend, version)
+        if self._adapters is not None:
+            return self._adapters.publish(self._backend, version)
         if self._publisher is not None:
             return self._publisher.publish(version, self._backend.weights())
         for _ in self._backend.weights():  # the iterator is collective: every rank walks it
@@ -193,6 +199,8 @@ class Actor(TrainingRole):
             self._backend.keep("ref")
         self._backend.load(folder)
         self._trained.load(folder, self.info.rank)
+        if self._adapters is not None:
+            self._adapters.weights_replaced()
         self._contained, self._whole_steps = contained, self._backend.num_steps
 
     async def export_hf(self, folder: str) -> None:

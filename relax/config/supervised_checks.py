@@ -91,14 +91,31 @@ def lora(config: RunConfig) -> Iterator[str]:
     if section.lora_merge_mode and section.lora_adapter_mode:
         yield "--lora-merge-mode and --lora-adapter-mode exclude each other: keep one"
     if section.lora_adapter_mode and config.algorithm.loss_type == "policy_loss":
-        yield (
-            f"--lora-adapter-mode: no engine of --rollout-backend {config.rollout.rollout_backend} takes adapters "
-            "from the trainer in this version; use --lora-merge-mode, which publishes merged weights"
-        )
+        yield from _adapter_alone(config)
     if "router" in section.lora_target_modules and not section.lora_adapter_mode:
         yield "--lora-target-modules router needs --lora-adapter-mode: a router is not merged"
     if len(set(section.lora_target_modules)) != len(section.lora_target_modules):
         yield "--lora-target-modules names a module twice"
+
+
+def _adapter_alone(config: RunConfig) -> Iterator[str]:
+    """The engine adds the adapter to the matrices that it has loaded, so they must be the trainer's."""
+    checkpoint, rollout, why = config.checkpoint, config.rollout, "use --lora-merge-mode, which sends merged weights"
+    if rollout.rollout_backend != "native":
+        yield (
+            f"--lora-adapter-mode: the engines of --rollout-backend {rollout.rollout_backend} take no adapter from "
+            f"the trainer in this version; {why}"
+        )
+    if rollout.rollout_dtype != config.train.train_dtype:
+        yield (
+            f"--lora-adapter-mode: engines would add the adapter to matrices in {rollout.rollout_dtype}, the trainer "
+            f"in {config.train.train_dtype}: leave --rollout-dtype out, or {why}"
+        )
+    if checkpoint.ref_load not in (None, checkpoint.hf_checkpoint):
+        yield (
+            f"--lora-adapter-mode: engines start from --hf-checkpoint {checkpoint.hf_checkpoint} and training from "
+            f"--ref-load {checkpoint.ref_load}: give both one folder, or {why}"
+        )
 
 
 def mtp(config: RunConfig) -> Iterator[str]:

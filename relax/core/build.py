@@ -237,6 +237,7 @@ def build_actor(
         keep_reference=config.uses_kl and "reference" not in config.resource,
         parity=build_parity(config),
         executor=ThreadPoolExecutor(1, thread_name_prefix="actor"),
+        adapter_alone=config.lora.lora_adapter_mode,
     )
 
 
@@ -315,13 +316,20 @@ def build_forward(role: str, config: RunConfig, wiring: Wiring, shared: InProces
         table=table,
         column=column,
         backend=train_backend(config),
-        model=model_spec(config, trainable=False),
+        model=forward_spec(role, config),
         settings=batch_settings(config),
         bus=build_bus(config, wiring, shared),
         clock=shared.clock if shared else RealClock(),
         deadline_s=STATE_DEADLINE_S,
         executor=ThreadPoolExecutor(1, thread_name_prefix=role),
     )
+
+
+def forward_spec(role: str, config: RunConfig) -> ModelSpec:
+    """A role that takes published versions has an adapter of its own where they are one."""
+    spec = model_spec(config, trainable=False)
+    takes = role == "actor_fwd" or config.algorithm.ref_update_interval is not None
+    return replace(spec, lora=lora_spec(config)) if takes and config.lora.lora_adapter_mode else spec
 
 
 def build_advantages(config: RunConfig, wiring: Wiring, shared: InProcess | None = None) -> Any:

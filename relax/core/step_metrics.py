@@ -123,8 +123,9 @@ class StepMetrics:
             fraction = effective_sample_fraction(first[0] / first[1], second[0] / second[1])
             self._metrics.gauge("train/effective_sample_fraction", fraction)
 
-    def synced(self, seconds: float, stall_s: float) -> None:
+    def synced(self, seconds: float, stall_s: float, num_bytes: int) -> None:
         self._metrics.gauge("perf/weight_sync_s", seconds)
+        self._metrics.gauge("perf/weight_sync_bytes", num_bytes)
         self._metrics.gauge("perf/generation_stall_s", stall_s)
 
     def saved(self, seconds: float) -> None:

@@ -426,7 +426,7 @@ class TrainingLoop:
         async with self.installing:
             stall_s = await self._install(manifest)
         await self._tell_versions(manifest)
-        self.metrics.synced(self.clock.now() - started, stall_s)
+        self.metrics.synced(self.clock.now() - started, stall_s, manifest.moved_bytes)
         await self._notify()
 
     async def _install(self, manifest: WeightManifest) -> float:

@@ -193,6 +193,7 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("perf/critic_s", "gauge", "s", "the critic's forward, backward and update"),
     MetricSpec("perf/optimizer_s", "gauge", "s", "gradient reduction, clip and update"),
     MetricSpec("perf/weight_sync_s", "gauge", "s", "publish to installed in every engine"),
+    MetricSpec("perf/weight_sync_bytes", "gauge", "bytes", "tensors that each engine took; 0: it had their bits"),
     MetricSpec("perf/generation_stall_s", "gauge", "s", "engines held still for a weight install"),
     MetricSpec("perf/render_s", "gauge", "s", "rendering the samples of a step, summed over workers"),
     MetricSpec("perf/checkpoint_s", "gauge", "s", "writing a checkpoint"),

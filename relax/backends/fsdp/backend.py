@@ -22,6 +22,7 @@ from relax.backends.base import (
     RankInfo,
     ScoreSwitch,
     StepStats,
+    WeightPart,
 )
 from relax.backends.exact.model import DTYPES, AttentionName, load_hf
 from relax.backends.exact.probe import probe
@@ -342,17 +343,19 @@ class FsdpBackend:
 
     # ------------------------------------------------------------------ weights
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(HF name, whole tensor in the model's dtype) of parameters and persistent buffers, tied ones once.
+    def weights(self, part: WeightPart = "merged") -> Iterator[tuple[str, Tensor]]:
+        """(HF name, whole tensor in the model's dtype); see `TrainBackend.weights`.
 
-        Adapters are merged into their matrices. MTP layers are left out: no engine of this version computes them.
+        MTP layers are left out: no engine of this version computes them.
         """
-        return ((name, tensor) for name, tensor in self._tensors() if not is_mtp(name))
+        return ((name, tensor) for name, tensor in self._tensors(part) if not is_mtp(name))
 
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def _tensors(self, part: WeightPart = "merged") -> Iterator[tuple[str, Tensor]]:
         """The same with MTP layers."""
         model = self.model
-        yield from self._parts.tensors(self._shards, DTYPES[self.spec.dtype])
+        yield from self._parts.tensors(self._shards, DTYPES[self.spec.dtype], part)
+        if part == "adapters":
+            return
         for owner, module in model.named_modules():
             for name, buffer in module.named_buffers(recurse=False):
                 if name not in module._non_persistent_buffers_set:
@@ -378,11 +381,9 @@ class FsdpBackend:
         return self.ranks.gather(value)
 
     def load_weights(self, folder: Path) -> None:
-        """Take the weights of a published version. Each rank reads the file and keeps its own piece."""
+        """Take a published version: an adapter where the model has one. Each rank reads it and keeps its piece."""
         _ = self.model
-        if self._parts.adapters is not None:
-            raise InternalError("published weights are merged: a model with adapters cannot take them")
-        take_published(Path(folder), self._shards)
+        take_published(Path(folder), self._shards if self._parts.adapters is None else self._trained)
 
     def save(self, folder: Path, tag: str = CURRENT) -> None:
         _ = self.model

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from relax.backends.additions import LoraSpec
+from relax.backends.exact.low_rank import A, B, is_adapter, merged_weight
 from relax.utils.errors import ConfigError, InternalError
 
-A, B = "lora_A", "lora_B"
 # Megatron's names of matrices -> names of linear layers in transformers' models, by the part of the model.
 _LANGUAGE = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
@@ -42,16 +42,6 @@ _ENCODER = {
     "linear_fc1": ("linear_fc1", "fc1", "gate_proj", "up_proj"),
     "linear_fc2": ("linear_fc2", "fc2", "down_proj"),
 }
-
-
-def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """W + scale * B A in W's type, `[out, in]`, added in float32 at least.
-
-    Copies of A and B lie at addresses of their own, because the bits of a product may follow the alignment.
-    """
-    wide = torch.promote_types(weight.dtype, torch.float32)
-    delta = b.to(wide, copy=True) @ a.to(wide, copy=True)
-    return (weight.to(wide) + delta * scale).to(weight.dtype)
 
 
 class _MergedProduct(torch.autograd.Function):
@@ -163,11 +153,6 @@ def _refuse_experts(text_model: nn.Module, spec: LoraSpec) -> None:
 
 def _gate_up(text_model: nn.Module) -> Any:
     return next(m.gate_up_proj for m in text_model.modules() if hasattr(m, "gate_up_proj"))
-
-
-def is_adapter(name: str) -> bool:
-    """Of a parameter's name."""
-    return name.rpartition(".")[2] in (A, B)
 
 
 def adapter_names(weight: str) -> tuple[str, str]:

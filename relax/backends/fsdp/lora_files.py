@@ -12,12 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from relax.backends.additions import LoraSpec
-from relax.backends.fsdp.lora import A, B, is_adapter, merged_weight
+from relax.backends.exact.low_rank import PEFT_PREFIX, A, B, is_adapter, merged_weight, peft_config, peft_name
 from relax.utils.errors import ConfigError
 
 FOLDER = "lora_adapter"
 CONFIG, WEIGHTS, META = "adapter_config.json", "adapter_model.safetensors", "relax_lora_meta.json"
-_PREFIX = "base_model.model."
 _SCHEMA = 1
 
 
@@ -33,30 +32,17 @@ def write_adapter(
 
     folder.mkdir(parents=True)
     adapters = {name: tensor for name, tensor in tensors.items() if is_adapter(name)}
-    chosen = {f"{_PREFIX}{name}.weight": tensor for name, tensor in adapters.items()}
+    chosen = {peft_name(name): tensor for name, tensor in adapters.items()}
     if head is not None:
-        chosen |= {f"{_PREFIX}{n}": tensor for n, tensor in tensors.items() if n.startswith(f"{head}.")}
-    modules = sorted({name.rpartition(".")[0] for name in adapters})
-    config = {
-        "peft_type": "LORA",
-        "task_type": "SEQ_CLS" if head else "CAUSAL_LM",
-        "base_model_name_or_path": str(base),
-        "r": spec.rank,
-        "lora_alpha": spec.alpha,
-        "lora_dropout": spec.dropout,
-        "target_modules": modules,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "modules_to_save": [head] if head else None,
-        "inference_mode": True,
-    }
+        chosen |= {f"{PEFT_PREFIX}{n}": tensor for n, tensor in tensors.items() if n.startswith(f"{head}.")}
+    config = peft_config(spec, adapters, base, head)
     meta = {
         "schema": _SCHEMA,
         "rank": spec.rank,
         "alpha": spec.alpha,
         "targets": list(spec.targets),
         "scope": spec.scope,
-        "matrices": len(modules),
+        "matrices": len(config["target_modules"]),
         "optimizer_steps": step,
     }
     save_file({n: t.detach().cpu().contiguous() for n, t in chosen.items()}, folder / WEIGHTS, {"format": "pt"})
@@ -105,7 +91,7 @@ def _read_adapter(folder: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], float
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"--adapter {folder}: no {CONFIG} there; give a lora_adapter folder")
     config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
-    tensors = {n.removeprefix(_PREFIX): t for n, t in load_file(folder / WEIGHTS).items()}
+    tensors = {n.removeprefix(PEFT_PREFIX): t for n, t in load_file(folder / WEIGHTS).items()}
     pairs = {}
     for name, tensor in tensors.items():
         owner, _, leaf = name.removesuffix(".weight").rpartition(".")

@@ -11,18 +11,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from relax.backends.additions import LoraSpec
-from relax.backends.base import ModelSpec
+from relax.backends.base import ModelSpec, WeightPart
+from relax.backends.exact.low_rank import is_adapter, merged_weight
 from relax.backends.fsdp import lora_files
 from relax.backends.fsdp.distributed import Ranks
 from relax.backends.fsdp.forward import TrainingModel
-from relax.backends.fsdp.lora import (
-    DropoutKey,
-    adapter_names,
-    add_adapters,
-    is_adapter,
-    merged_weight,
-    trained_with_adapters,
-)
+from relax.backends.fsdp.lora import DropoutKey, adapter_names, add_adapters, trained_with_adapters
 from relax.backends.fsdp.mtp import PREFIX as MTP
 from relax.backends.fsdp.mtp import load_mtp
 from relax.backends.fsdp.optimizer import Shard
@@ -52,7 +46,7 @@ class ModelParts:
             if not model.has_vocabulary:
                 raise ConfigError("--enable-mtp-training: a head for classes predicts no token")
             model.mtp = load_mtp(model.text_model, spec.hf_path, spec.mtp)
-        if spec.lora is not None and spec.trainable:
+        if spec.lora is not None:
             self._dropout = add_adapters(model.hf, model.text_model, model.towers, spec.lora)
             self._dropout.rank = self.ranks.rank
 
@@ -75,15 +69,17 @@ class ModelParts:
             key.step, key.micro_batch = step, 0
         key.micro_batch += 1
 
-    def tensors(self, shards: Sequence[Shard], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter whole, adapters merged into their matrices. Collective."""
+    def tensors(
+        self, shards: Sequence[Shard], dtype: torch.dtype, part: WeightPart = "merged"
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Parameters whole; see `TrainBackend.weights`. Collective."""
         by_name = {shard.name: shard for shard in shards}
         for shard in shards:
-            if is_adapter(shard.name):
+            if is_adapter(shard.name) != (part == "adapters"):
                 continue
             tensor = whole(shard, dtype)
             a, b = adapter_names(shard.name) if shard.name.endswith(".weight") else ("", "")
-            if self.adapters is not None and a in by_name:
+            if part == "merged" and self.adapters is not None and a in by_name:
                 pair = whole(by_name[a], dtype), whole(by_name[b], dtype)
                 tensor = merged_weight(tensor, *pair, self.adapters.scale)
             yield shard.name, tensor

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from relax.backends.exact.low_rank import peft_name
 from relax.backends.fsdp.optimizer import Shard
 from relax.distributed.checkpoint_service.naming import THINKER, checkpoint_name
 from relax.distributed.checkpoint_service.publishers import read_version
@@ -20,9 +21,9 @@ _FUSED = re.compile(r"^(.*\bmlp\.experts)\.(gate_up_proj|down_proj)$")
 
 
 def take_published(folder: Path, shards: list[Shard]) -> None:
-    """Copy every parameter from the version's file; nothing changes unless all of them are there in their shapes.
+    """Copy `shards` from the version's file; nothing changes unless all of them are there in their shapes.
 
-    Names are the trainer's, or those that `naming.sglang_names` made of them.
+    Names are the trainer's, those that `naming.sglang_names` made of them, or peft's of an adapter.
     """
     _, tensors = read_version(folder)
     whole = {shard.name: find_tensor(shard.name, tensors) for shard in shards}
@@ -50,7 +51,8 @@ def _copy(shard: Shard, tensor: Tensor) -> None:
 
 def find_tensor(name: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
     """The tensor of a parameter, under its own name or fused from those of the experts; None: it is not there."""
-    for published in (name, THINKER + checkpoint_name(name)):  # an omni thinker goes by the name its engine knows
+    # an omni thinker goes by the name its engine knows, an adapter by peft's
+    for published in (name, THINKER + checkpoint_name(name), peft_name(name)):
         if published in tensors:
             return tensors[published]
         fused = _FUSED.match(published)

@@ -122,6 +122,10 @@ def create_app(service: NativeService) -> Starlette:
         now = await service.weights_end(None if version is None else str(version))
         return _json({"success": True, "message": "Weights switched.", "weight_version": now})
 
+    async def relabel(request: Request) -> Response:
+        version = await service.relabel(await _body(request))
+        return _json({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
+
     async def open_group(request: Request) -> Response:
         await service.open_group(await _body(request))
         return _success("Group joined.")
@@ -170,6 +174,7 @@ def create_app(service: NativeService) -> Starlette:
         ("/update_weights_from_tensor", weights_tensor, post),
         ("/update_weights_from_distributed", weights_distributed, post),
         ("/end_weight_update", weights_end, post),
+        ("/update_weight_version", relabel, post),
         ("/init_weights_update_group", open_group, post),
         ("/destroy_weights_update_group", close_group, post),
         ("/release_memory_occupation", release, post),

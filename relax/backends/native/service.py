@@ -21,6 +21,7 @@ from relax.backends.native.prompts import PromptReader
 from relax.backends.native.protocol import GenerateRequest, RequestError, parse_generate, version_spans
 from relax.backends.native.scheduler import Scheduler
 from relax.backends.native.weights import WeightStaging
+from relax.distributed.checkpoint_service.base import ADAPTER
 from relax.distributed.checkpoint_service.checksums import tensor_checksum
 from relax.utils.faults import pause_at
 
@@ -54,7 +55,7 @@ class NativeService:
         self.metrics = EngineMetrics()
         self._runner = runner
         self._prompts = prompts
-        self._staging = WeightStaging(runner.layout())
+        self._staging = WeightStaging(runner.layout(), runner.state)
         self._update = asyncio.Lock()
         self._asleep: set[str] = set()
 
@@ -209,18 +210,19 @@ class NativeService:
             )
         if not isinstance(blobs, list) or not blobs or not all(isinstance(blob, str) for blob in blobs):
             raise RequestError("serialized_named_tensors must be a non-empty list of base64 strings")
-        await self._stage(self._staging.stage_blobs, blobs)
+        await self._stage(self._staging.stage_blobs, blobs, body.get(ADAPTER))
 
     async def weights_from_distributed(self, body: Mapping[str, Any]) -> None:
         parts = [body.get(key) for key in ("names", "dtypes", "shapes")]
         if not all(isinstance(part, list) for part in parts):
             raise RequestError("names, dtypes and shapes must be lists")
-        await self._stage(self._staging.stage_broadcast, body.get("group_name", "weight_update_group"), *parts)
+        group = body.get("group_name", "weight_update_group")
+        await self._stage(self._staging.stage_broadcast, group, *parts, body.get(ADAPTER))
 
     async def weights_end(self, version: str | None) -> str:
         """Switch to the staged weights between two decode steps; returns the version in force."""
         async with self._update:
-            tensors = self._staging.take()
+            tensors = await asyncio.to_thread(self._staging.take)  # an adapter is merged here
             await pause_at("update_end")
 
             def switch(scheduler: Scheduler) -> str:
@@ -229,6 +231,15 @@ class NativeService:
                 return scheduler.version
 
             return await self.loop.run(switch)
+
+    async def relabel(self, body: Mapping[str, Any]) -> str:
+        """Another version number for the weights in force; returns it."""
+        version = _text(body, "new_version")
+        if body.get("abort_all_requests", True):
+            await self.abort(None)
+        async with self._update:
+            await self.loop.run(lambda scheduler: scheduler.switch_version(version))
+        return version
 
     async def _stage(self, function: Any, *arguments: Any) -> None:
         """Read in a thread, so that decoding goes on; a refused update is closed, the old weights stay."""

@@ -2,6 +2,8 @@
 """New weights: collected and checked aside, then handed over whole. The old ones serve until then.
 
 begin  ->  stage (folder, safetensors text, or broadcast; several times)  ->  take: complete, or refused
+
+What is staged is the whole model, or an adapter by itself (`adapters.MergedAdapters`).
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,9 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relax.backends.exact.low_rank import adapted_matrix
+from relax.backends.native.adapters import MergedAdapters, facts_of
 from relax.backends.native.layout import input_major
 from relax.backends.native.protocol import RequestError
-from relax.distributed.checkpoint_service.base import WeightManifest
+from relax.distributed.checkpoint_service.base import AdapterFacts, WeightManifest
 from relax.distributed.checkpoint_service.publishers import MANIFEST, check_tensors
 from relax.utils.errors import WeightSyncError
 
@@ -52,9 +56,12 @@ class WeightLayout:
 class WeightStaging:
     """One update at a time. Every error leaves the serving weights as they are."""
 
-    def __init__(self, layout: WeightLayout) -> None:
+    def __init__(self, layout: WeightLayout, in_force: Callable[[], Mapping[str, Tensor]] = dict) -> None:
+        """`in_force()`: the weights that serve, by name; an adapter by itself is added to them."""
         self._layout = layout
+        self._adapters = MergedAdapters(in_force)
         self._staged: dict[str, Tensor] | None = None
+        self._facts: AdapterFacts | None = None  # of the adapter that is being staged
         self._groups: dict[str, torch.distributed.ProcessGroupGloo] = {}
 
     @property
@@ -63,23 +70,29 @@ class WeightStaging:
 
     def begin(self) -> None:
         """Open an update. One that was abandoned half-way is dropped: its sender is gone."""
-        self._staged = {}
+        self._staged, self._facts = {}, None
 
     def drop(self) -> None:
         """Forget what was staged and close the update."""
-        self._staged = None
+        self._staged = self._facts = None
 
     def take(self) -> dict[str, Tensor]:
-        """All staged tensors, closing the update; refused (and dropped) when a name is missing."""
-        staged, self._staged = self._require_open("end_weight_update"), None
+        """What is to be installed, closing the update; refused (and dropped) when a name is missing."""
+        staged, facts = self._require_open("end_weight_update"), self._facts
+        self.drop()
         if not staged:
             raise RequestError("end_weight_update: no weights were sent; the old weights and their version stay")
+        if facts is not None:
+            merged = self._adapters.merge(staged, facts)
+            turned = self._layout.turned
+            return {name: input_major(t) if name in turned else t for name, t in merged.items()}
         missing = sorted(set(self._layout.shapes) - set(staged) - self._layout.optional)
         if missing:
             raise RequestError(
                 f"end_weight_update: {len(missing)} of {len(self._layout.shapes)} tensors were not sent, "
                 f"for example {missing[:3]}; the old weights stay"
             )
+        self._adapters.forget()
         return staged
 
     # ------------------------------------------------------------------ sources
@@ -98,6 +111,9 @@ class WeightStaging:
                 check_tensors(manifest, tensors, source=str(folder))
             except WeightSyncError as error:
                 raise RequestError(f"update_weights_from_disk: {error}; the old weights stay") from error
+            if manifest.adapter is not None:
+                self._add_adapter(tensors, manifest.adapter)
+                return
         checked = self._checked(tensors)
         missing = sorted(set(self._layout.shapes) - set(checked) - self._layout.optional)
         if missing:
@@ -107,8 +123,8 @@ class WeightStaging:
             )
         self._add(checked)
 
-    def stage_blobs(self, blobs: Sequence[str]) -> None:
-        """Tensors as base64 of safetensors bytes."""
+    def stage_blobs(self, blobs: Sequence[str], adapter: Any = None) -> None:
+        """Tensors as base64 of safetensors bytes. `adapter`: facts of the adapter that they are, as JSON."""
         from safetensors import SafetensorError
         from safetensors.torch import load
 
@@ -121,10 +137,19 @@ class WeightStaging:
                 raise RequestError(
                     f"serialized_named_tensors[{place}] is not base64 of a safetensors file: {error}"
                 ) from error
-        self._add(self._checked(tensors))
+        if adapter is not None:
+            self._add_adapter(tensors, facts_of(adapter))
+        else:
+            self._add(self._checked(tensors))
 
-    def stage_broadcast(self, group: str, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Any]) -> None:
-        """Receive tensors that rank 0 of `group` broadcasts, in the order of `names`. Blocks."""
+    def stage_broadcast(
+        self, group: str, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Any], adapter: Any = None
+    ) -> None:
+        """Receive tensors that rank 0 of `group` broadcasts, in the order of `names`. Blocks.
+
+        `adapter`: facts of the adapter that they are, as JSON.
+        """
+        facts = None if adapter is None else facts_of(adapter)
         self._require_open("update_weights_from_distributed")
         if group not in self._groups:
             raise RequestError(f"group_name {group!r} is not known; call /init_weights_update_group first")
@@ -133,13 +158,16 @@ class WeightStaging:
                 f"names, dtypes and shapes differ in length: {len(names)}, {len(dtypes)}, {len(shapes)}"
             )
         for name, shape in zip(names, shapes, strict=True):
-            self._check_shape(name, tuple(shape))
+            self._check_announced(name, tuple(shape), facts)
         received = {}
         for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
             tensor = torch.empty(tuple(shape), dtype=_dtype(dtype))
             _broadcast(self._groups[group], tensor)
             received[name] = tensor
-        self._add(self._checked(received))
+        if facts is not None:
+            self._add_adapter(received, facts)
+        else:
+            self._add(self._checked(received))
 
     # ------------------------------------------------------------------ groups
 
@@ -169,7 +197,19 @@ class WeightStaging:
         return self._staged
 
     def _add(self, tensors: dict[str, Tensor]) -> None:
-        self._require_open("the weight update").update(tensors)
+        staged = self._require_open("the weight update")
+        if self._facts is not None:
+            raise RequestError(f"{next(iter(tensors))!r} is no part of the adapter that this update began with")
+        staged.update(tensors)
+
+    def _add_adapter(self, tensors: Mapping[str, Tensor], facts: AdapterFacts) -> None:
+        staged = self._require_open("the weight update")
+        if staged and self._facts != facts:
+            raise RequestError("an update holds the whole model or one adapter, not both; the old weights stay")
+        for name, tensor in tensors.items():
+            self._check_announced(name, tuple(tensor.shape), facts)
+        self._facts = facts
+        staged.update({name: tensor.clone() for name, tensor in tensors.items()})  # a mapped file may change
 
     def _checked(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Model names, checked shapes, own memory, the model's dtypes."""
@@ -178,6 +218,16 @@ class WeightStaging:
             self._check_shape(name, tuple(tensor.shape))
         dtypes, turned = self._layout.dtypes, self._layout.turned
         return {name: _owned(tensor, dtypes[name], turn=name in turned) for name, tensor in named.items()}
+
+    def _check_announced(self, name: str, shape: tuple[int, ...], facts: AdapterFacts | None) -> None:
+        """Of a tensor of the model, or with `facts` of an adapter."""
+        place = None if facts is None else adapted_matrix(name)
+        if facts is None:
+            self._check_shape(name, shape)
+        elif place is None:
+            raise RequestError(f"tensor {name!r} has no name of an adapter's tensor in peft; the old weights stay")
+        else:
+            self._adapters.check_shape(name, shape, self._layout.shapes.get(place[0]), facts)
 
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         expected = self._layout.shapes.get(name)

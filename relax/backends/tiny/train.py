@@ -24,6 +24,7 @@ from relax.backends.base import (
     ScoreSwitch,
     StepStats,
     TokenBatch,
+    WeightPart,
 )
 from relax.backends.tiny.policy import WEIGHT_NAME, log_prob_table
 from relax.backends.tiny.weights import WeightStore
@@ -194,9 +195,11 @@ class TinyTrain:
 
     # ------------------------------------------------------------------ weights
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, part: WeightPart = "merged") -> Iterator[tuple[str, Tensor]]:
         import torch
 
+        if part != "merged":
+            raise NotImplementedError("a table has no adapters")
         self._awake()
         yield WEIGHT_NAME, torch.from_numpy(self.table.copy())
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from relax.distributed.checkpoint_service.base import TensorEntry, WeightManifest
+from relax.distributed.checkpoint_service.base import AdapterFacts, TensorEntry, WeightManifest
 from relax.distributed.checkpoint_service.checksums import checksum
 from relax.utils.errors import WeightSyncError
 
@@ -50,9 +50,13 @@ class MemoryPublisher:
     def __init__(self, store: WeightStore, *, keep: int = 2) -> None:
         self._store, self._keep = store, keep
 
-    def publish(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> WeightManifest:
+    def publish(
+        self, version: int, weights: Iterable[tuple[str, Tensor]], adapter: AdapterFacts | None = None
+    ) -> WeightManifest:
         from relax.distributed.checkpoint_service.publishers import SAFETENSORS_WORDS, check_finite
 
+        if adapter is not None:
+            raise NotImplementedError("a table has no adapters")
         arrays, entries = {}, []
         for name, tensor in weights:
             check_finite(name, tensor, version)

@@ -32,5 +32,7 @@ class LoraConfig(Section):
     lora_merge_mode: bool = flag(
         False, help="Adapters are added into the matrices for engines and exports. The default of the two modes."
     )
-    lora_adapter_mode: bool = flag(False, help="Exports hold the adapter alone.")
+    lora_adapter_mode: bool = flag(
+        False, help="Engines get the adapter alone and add it to the matrices they have; exports hold it alone, too."
+    )
     save_lora_only: bool = flag(False, help="Checkpoints hold what is trained, and not the frozen model.")

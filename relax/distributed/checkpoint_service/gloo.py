@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from relax.distributed.checkpoint_service.base import TensorEntry, WeightManifest
+from relax.distributed.checkpoint_service.base import ADAPTER, AdapterFacts, TensorEntry, WeightManifest
 from relax.distributed.checkpoint_service.checksums import tensor_checksum
 from relax.distributed.checkpoint_service.publishers import SAFETENSORS_WORDS, NameMap, check_finite
 from relax.utils.errors import WeightSyncError
@@ -55,11 +55,13 @@ class GlooPublisher:
         self._staged: dict[int, list[tuple[str, Tensor]]] = {}
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
 
-    def publish(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> WeightManifest:
+    def publish(
+        self, version: int, weights: Iterable[tuple[str, Tensor]], adapter: AdapterFacts | None = None
+    ) -> WeightManifest:
         """Stage a copy of every tensor; `send` moves it."""
         staged: list[tuple[str, Tensor]] = []
         entries: list[TensorEntry] = []
-        for name, tensor in self._name_map(weights) if self._name_map else weights:
+        for name, tensor in self._name_map(weights) if self._name_map and adapter is None else weights:
             copy = tensor.detach().to("cpu", copy=True).contiguous()
             check_finite(name, copy, version)
             word = SAFETENSORS_WORDS[str(copy.dtype).removeprefix("torch.")]
@@ -68,6 +70,7 @@ class GlooPublisher:
         self._staged[version] = staged
         self.retire(sorted(self._staged)[-self._keep :][0])
         extra = {"master_address": self._host, "master_port": self._store.port, "bucket_bytes": BUCKET_BYTES}
+        extra |= {ADAPTER: adapter.to_json()} if adapter else {}
         return WeightManifest(version, "gloo", None, tuple(entries), sum(e.num_bytes for e in entries), extra)
 
     def send(self, version: int, num_receivers: int, group_name: str) -> None:
@@ -126,9 +129,10 @@ def buckets(manifest: WeightManifest, group_name: str) -> list[dict[str, Any]]:
     """Bodies of /update_weights_from_distributed: the manifest's tensors in order, cut at `bucket_bytes`."""
     limit, out, size = manifest.extra.get("bucket_bytes", BUCKET_BYTES), [], 0
     names = {word: name for name, word in SAFETENSORS_WORDS.items()}
+    facts = {ADAPTER: manifest.extra[ADAPTER]} if ADAPTER in manifest.extra else {}
     for entry in manifest.tensors:
         if not out or size >= limit:
-            out.append({"names": [], "dtypes": [], "shapes": [], "group_name": group_name})
+            out.append({"names": [], "dtypes": [], "shapes": [], "group_name": group_name} | facts)
             size = 0
         out[-1]["names"].append(entry.name)
         out[-1]["dtypes"].append(names[entry.dtype])

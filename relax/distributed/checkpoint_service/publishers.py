@@ -1,6 +1,8 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """Weight versions as folders `<root>/v{N}/`: model.safetensors, manifest.json, links to the model's other files.
 
+An adapter by itself is a folder that peft loads: adapter_model.safetensors, adapter_config.json, manifest.json.
+
 A folder is written aside and renamed, never changed afterwards, so any number of receivers, late or restarted ones
 too, read it without the trainer. An unlinked folder stays readable for whoever has it mapped.
 """
@@ -15,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from relax.distributed.checkpoint_service.base import TensorEntry, WeightManifest
+from relax.distributed.checkpoint_service.base import ADAPTER, AdapterFacts, TensorEntry, WeightManifest
 from relax.distributed.checkpoint_service.checksums import checksum, raw_bytes
 from relax.utils.errors import Divergence, WeightSyncError
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 WEIGHTS = "model.safetensors"
+ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 HEADER_BYTES = 1 << 16  # first guess of the safetensors header; a larger one costs one more copy, once
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
@@ -51,25 +54,31 @@ class SharedMemoryPublisher:
         self._transport = "shm" if self.root.resolve().is_relative_to("/dev/shm") else "disk"
         self.root.mkdir(parents=True, exist_ok=True)
 
-    def publish(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> WeightManifest:
+    def publish(
+        self, version: int, weights: Iterable[tuple[str, Tensor]], adapter: AdapterFacts | None = None
+    ) -> WeightManifest:
         """Write `v{version}`; one tensor is held at a time. Nothing becomes visible when a value is not finite."""
         final = self.root / f"v{version}"
         partial = self.root / f".v{version}.partial.{os.getpid()}"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         try:
-            tensors = self._name_map(weights) if self._name_map else weights
-            entries = self._write_weights(partial / WEIGHTS, version, tensors)
+            tensors = self._name_map(weights) if self._name_map and adapter is None else weights
+            file = partial / (WEIGHTS if adapter is None else ADAPTER_WEIGHTS)
+            entries = self._write_weights(file, version, tensors)
             manifest = WeightManifest(
                 version,
                 self._transport,
                 str(final),
                 entries,
                 sum(e.num_bytes for e in entries),
-                {"format": "safetensors"},
+                {"format": "safetensors"} | ({ADAPTER: adapter.to_json()} if adapter else {}),
             )
             (partial / MANIFEST).write_text(json.dumps(manifest.to_json()))
-            self._link_model_files(partial)
+            if adapter is None:
+                self._link_model_files(partial)
+            else:
+                (partial / ADAPTER_CONFIG).write_text(json.dumps(adapter.config))
             self._replace(partial, final)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -189,7 +198,7 @@ def read_version(folder: Path, *, verify: bool = True) -> tuple[WeightManifest, 
     folder = Path(folder)
     try:
         manifest = WeightManifest.from_json(json.loads((folder / MANIFEST).read_text()))
-        tensors = load_file(folder / WEIGHTS)
+        tensors = load_file(folder / (WEIGHTS if manifest.adapter is None else ADAPTER_WEIGHTS))
     except Exception as error:  # the file layer has many error types; the caller hears of each as one kind
         raise WeightSyncError(f"cannot read weights from {folder}: {type(error).__name__}: {error}") from error
     check_tensors(manifest, tensors, verify=verify, source=str(folder))

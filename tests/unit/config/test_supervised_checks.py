@@ -1,6 +1,8 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """Combinations of heads, preference losses, adapters and MTP that are refused, with the words that fix them."""
 
+import sys
+
 import pytest
 
 from relax.config.run import default_config
@@ -102,7 +104,18 @@ def test_flags_of_dpo_alone_have_no_effect():
     ("flags", "text"),
     [
         ({"lora_merge_mode": True, "lora_adapter_mode": True}, "exclude each other: keep one"),
-        ({"lora_adapter_mode": True}, "no engine of --rollout-backend native takes adapters from the trainer"),
+        (
+            {"lora_adapter_mode": True, "rollout_backend": "sglang", "sglang_python": sys.executable},
+            "the engines of --rollout-backend sglang take no adapter from the trainer in this version; use --lora",
+        ),
+        (
+            {"lora_adapter_mode": True, "train_dtype": "fp32", "rollout_dtype": "bf16"},
+            "engines would add the adapter to matrices in bf16, the trainer in fp32: leave --rollout-dtype out",
+        ),
+        (
+            {"lora_adapter_mode": True, "hf_checkpoint": "a", "ref_load": "b"},
+            "engines start from --hf-checkpoint a and training from --ref-load b: give both one folder",
+        ),
         ({"lora_target_modules": ("router",)}, "--lora-target-modules router needs --lora-adapter-mode"),
         ({"lora_target_modules": ("linear_qkv", "linear_qkv")}, "names a module twice"),
     ],
@@ -121,6 +134,7 @@ def test_values_of_adapters_are_checked():
     assert "--lora-dropout must be >= 0 and < 1" in refused(lora_rank=4, lora_dropout=1.0)
     assert "--lora-target-modules must be one of linear_qkv" in refused(lora_rank=4, lora_target_modules=("q_proj",))
     config = default_config(lora_rank=32, lora_alpha=64.0, lora_merge_mode=True)
+    assert default_config(lora_rank=4, lora_adapter_mode=True).lora.lora_adapter_mode
     assert (config.lora.lora_target_modules, config.lora.lora_scope) == (("linear_qkv", "linear_proj"), "all")
 
 

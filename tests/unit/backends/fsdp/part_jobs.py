@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,9 @@ from relax.backends.additions import ClassHead, LoraSpec, MtpSpec
 from relax.backends.base import LossFunction, ModelSpec, OptimizerSpec, Part
 from relax.backends.fsdp.backend import FsdpBackend
 from relax.backends.fsdp.distributed import Ranks, init_distributed
+from relax.components.adapter_versions import AdapterVersions
 from relax.data.columns import TrainSequence
+from relax.distributed.checkpoint_service.publishers import SharedMemoryPublisher
 from tests.unit.backends.fsdp.mtp_models import with_mtp
 from tests.unit.backends.training_cases import folder_of, gradients, groups
 
@@ -95,7 +98,20 @@ def train(case: str, models: Path, out: Path, ranks: Ranks | None = None) -> dic
     resumed.load(folder / "model")
     weights = {name: tensor.clone() for name, tensor in backend._tensors()}
     again = {name: tensor.clone() for name, tensor in resumed._tensors()}
-    return {"steps": steps, "weights": weights, "resumed": again, "folder": folder}
+    taken = _publish_and_take(backend, folder, ranks) if case.startswith("lora") else {}
+    return {"steps": steps, "weights": weights, "resumed": again, "folder": folder, "taken": taken}
+
+
+def _publish_and_take(backend: FsdpBackend, folder: Path, ranks: Ranks | None) -> dict:
+    """The merged weights of a forward-only copy that took the adapter which rank 0 has published by itself."""
+    main = ranks is None or ranks.is_main
+    publisher = SharedMemoryPublisher(folder / "published") if main else None
+    AdapterVersions(backend.spec, publisher).publish(backend, 1)
+    backend.ranks.barrier()
+    copy = FsdpBackend(ranks)
+    copy.open(replace(backend.spec, trainable=False), None)
+    copy.load_weights(folder / "published" / "v1")
+    return {name: tensor.clone() for name, tensor in copy.weights()}
 
 
 def main(models: Path, out: Path, ranks: Ranks) -> None:

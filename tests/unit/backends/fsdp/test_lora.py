@@ -10,11 +10,12 @@ import transformers
 
 from relax.backends.additions import ClassHead, LoraSpec
 from relax.backends.base import ModelSpec, OptimizerSpec
+from relax.backends.exact.low_rank import merged_weight
 from relax.backends.fsdp.backend import FsdpBackend
-from relax.backends.fsdp.lora import LoraLinear, merged_weight
+from relax.backends.fsdp.lora import LoraLinear
 from relax.backends.fsdp.lora_files import merge_adapter
 from relax.utils.cores import CoreShare
-from relax.utils.errors import ConfigError, InternalError
+from relax.utils.errors import ConfigError
 from tests.unit.backends.training_cases import (
     LogProbLoss,
     folder_of,
@@ -310,11 +311,6 @@ def test_targets_that_are_not_there_are_refused(base):
         opened(moe, LoraSpec(2, targets=("linear_fc1",)))
     with pytest.raises(ConfigError, match="--lora-target-modules router: gate of Qwen3MoeForCausalLM is a"):
         opened(moe, LoraSpec(2, targets=("router",)))
-
-
-def test_merged_weights_cannot_be_taken_back(base, tmp_path):
-    with pytest.raises(InternalError, match="published weights are merged"):
-        opened(folder_of(base, "qwen3")).load_weights(tmp_path)
 
 
 def test_gradient_checkpointing_and_more_cores_change_no_bit(base):

@@ -63,6 +63,14 @@ def test_published_and_resumed_weights_equal_one_process(results, case):
         assert all(torch.equal(t, rank[case]["weights"][n]) for n, t in rank[case]["resumed"].items())
 
 
+@pytest.mark.parametrize("case", ["lora", "lora_bf16", "lora_moe"])
+def test_copies_that_take_the_published_adapter_have_the_trainers_bits(results, case):
+    ranks, one = results
+    for side in (*ranks, one):
+        taken = side[case]["taken"]
+        assert taken and all(torch.equal(tensor, side[case]["weights"][name]) for name, tensor in taken.items())
+
+
 def test_two_ranks_write_one_whole_adapter(results):
     from safetensors.torch import load_file
 

@@ -1,15 +1,21 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """Forward ranks take published versions, under the trainer's names and under an engine's."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from relax.backends.base import ModelSpec
+from relax.backends.additions import LoraSpec
+from relax.backends.base import ModelSpec, OptimizerSpec
 from relax.backends.fsdp.backend import FsdpBackend
+from relax.components.adapter_versions import AdapterVersions
 from relax.distributed.checkpoint_service.naming import sglang_names
 from relax.distributed.checkpoint_service.publishers import SharedMemoryPublisher
 from relax.utils.errors import WeightSyncError
-from tests.unit.backends.training_cases import folder_of
+from tests.unit.backends.training_cases import LogProbLoss, folder_of, groups, one_part
+
+SPEC = LoraSpec(4, 16.0, seed=3, export_merged=False)
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +67,29 @@ def test_another_models_version_changes_nothing(models, tmp_path):
     with pytest.raises(WeightSyncError, match=r"mlp\.experts\.gate_up_proj: absent"):
         copy.load_weights(tmp_path / "v1")
     assert all(torch.equal(tensor, before[name]) for name, tensor in copy.weights())
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_copy_with_an_adapter_takes_one_and_scores_to_the_trainers_bits(models, tmp_path, dtype):
+    """What actor_fwd does in adapter mode; it goes on from its own frozen matrices, version after version."""
+    model = ModelSpec(models / "qwen3-0", dtype=dtype, lora=SPEC)
+    source, copy = FsdpBackend(), opened(models / "qwen3-0", dtype=dtype, lora=SPEC)
+    source.open(model, OptimizerSpec(lr=1e-2))
+    versions, part = AdapterVersions(model, SharedMemoryPublisher(tmp_path)), one_part(groups(), 5)
+    for version in (1, 2):
+        source.backward(part, LogProbLoss())
+        source.step(20.0)
+        copy.load_weights(Path(str(versions.publish(source, version).folder)))
+        right, found = (each.score(part, frozenset({"log_probs"})) for each in (source, copy))
+        assert all((found[uid]["log_probs"] == columns["log_probs"]).all() for uid, columns in right.items())
+    copy.save(tmp_path / "reference")
+    again = opened(models / "qwen3-0", dtype=dtype, lora=SPEC)
+    again.load(tmp_path / "reference", optimizer=False)
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(again.weights(), copy.weights(), strict=True))
+
+
+def test_a_whole_version_is_no_adapter(models, tmp_path):
+    SharedMemoryPublisher(tmp_path).publish(1, opened(models / "qwen3-0").weights())
+    copy = opened(models / "qwen3-0", lora=SPEC)
+    with pytest.raises(WeightSyncError, match=r"q_proj\.lora_A: absent"):
+        copy.load_weights(tmp_path / "v1")
