@@ -3,7 +3,7 @@
 
 data -> teacher by supervised training -> student by a short one -> distillation by `relax.entrypoints.train`
 
-python -m examples.on_policy_distillation.demo [--steps 30] [--teacher engine|local] [--loss]
+python -m examples.on_policy_distillation.demo [--form ids|sampled] [--teacher engine|local] [--steps 80]
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,38 @@ ROOT = Path(__file__).parents[2]
 WINDOW = 3  # steps of which the first and the last divergence are a mean
 TEACHER, STUDENT = ColdStart(160, 1e-3), ColdStart(40, 1e-3)
 LAYERS = {"teacher": 4, "student": 2}
+STEPS = 80
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the student is drawn to its teacher."""
+
+    says: str
+    flags: Mapping[str, object]
+    lr: float
+
+
+FORMS = {
+    "ids": Form(
+        "jsd over the teacher's 8 likeliest ids, a loss",
+        {
+            "--opd-loss-coef": 1.0,
+            "--opd-token-selection": "teacher_topk",
+            "--opd-log-prob-top-k": 8,
+            "--opd-kl-type": "jsd",
+        },
+        lr=2e-3,
+    ),
+    "sampled": Form("reverse_kl of the sampled token, in the advantages", {"--opd-kl-coef": 1.0}, lr=2e-3),
+}
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="demo", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=30, help="rollouts of the distillation")
+    parser.add_argument("--form", choices=tuple(FORMS), default="ids", help="8 ids a token, or the sampled one")
+    parser.add_argument("--steps", type=int, default=STEPS, help="rollouts of the distillation")
     parser.add_argument("--teacher", choices=("engine", "local"), default="engine", help="where the teacher computes")
-    parser.add_argument("--loss", action="store_true", help="JSD over 8 ids as a loss (needs --teacher local)")
     parser.add_argument("--teacher-steps", type=int, default=TEACHER.steps)
     parser.add_argument("--student-steps", type=int, default=STUDENT.steps)
     parser.add_argument("--seed", type=int, default=0)
@@ -55,15 +82,13 @@ def train_flags(options: argparse.Namespace, folder: Path) -> list[str]:
         "--rollout-max-response-len": 4,
         "--rollout-seed": options.seed,
         "--max-tokens-per-gpu": 8192,
-        "--lr": 2e-3,
+        "--lr": FORMS[options.form].lr,
         "--lr-warmup-iters": 5,
         "--adam-beta2": 0.99,
+        **FORMS[options.form].flags,
     }
     switches = ["--inline", "--colocate", "--use-opd", "--opd-only-reward", "--apply-chat-template"]
     switches += ["--rollout-shuffle", "--use-dynamic-batch-size", "--calculate-per-token-loss", "--no-use-tensorboard"]
-    if options.loss:
-        flags |= {"--opd-loss-coef": 1.0, "--opd-token-selection": "teacher_topk", "--opd-log-prob-top-k": 8}
-        flags |= {"--opd-kl-type": "jsd"}
     return [*switches, *(text for name, value in flags.items() for text in (name, str(value)))]
 
 
@@ -107,7 +132,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     curve = divergence(folder)
     return {
         "teacher": options.teacher,
-        "form": "jsd of 8 ids, loss" if options.loss else "reverse_kl of the sampled token, advantage",
+        "form": FORMS[options.form].says,
         "kl_first": report.mean(curve[:WINDOW]),
         "kl_last": report.mean(curve[-WINDOW:]),
         "heldout_teacher": scores["teacher"],
@@ -121,8 +146,6 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> None:
     options = parse(argv)
-    if options.loss and options.teacher != "local":
-        raise SystemExit("--loss compares several ids, which the native engine does not give: add --teacher local")
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     folder = (options.run_dir or ROOT / "runs" / f"distillation-s{options.seed}-{stamp}").resolve()
     result = run(options, folder)

@@ -7,7 +7,7 @@
 The paper bounds the weight on both sides whatever the sign of A, with a lower bound that it leaves open. Here the
 bound is on the side that PPO's clip acts on; `dual_clip` bounds the other side of a negative advantage.
 
-Source:  MiniMax-M1, arXiv:2506.13585 eq. 4-5. Units: log-probs in nats.
+Source:  MiniMax-M1, arXiv:2506.13585, CISPO. Units: log-probs in nats.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 AT_IDS = "at_ids"  # column [R, K]: the ids that student and teacher are compared on
 TEACHER = "teacher_logprobs"  # column [R]: of the sampled token
 TEACHER_AT = "teacher_at_logprobs"  # column [R, K]
+PER_POSITION = "RELAX_OPD_PER_POS_TOKEN_IDS"  # environment, "1": an SGLang that takes a list of ids for each position
 
 
 @dataclass(frozen=True, kw_only=True)

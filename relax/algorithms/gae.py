@@ -8,7 +8,7 @@
 k counts sampled tokens. Observations (tool output, the text between turns) are no actions: they carry no reward, no
 value and no step of the discount, and the token sampled before one is followed by the token sampled after it.
 
-Source:  Schulman et al., arXiv:1506.02438 eq. 11 and 16; over tokens, InstructGPT, arXiv:2203.02155 appendix C.
+Source:  Schulman et al., arXiv:1506.02438, GAE(gamma, lambda); over tokens, InstructGPT, arXiv:2203.02155.
 Shapes:  S = samples, R = response tokens of one of them; V_k is the critic's value before token k is sampled.
 Units:   rewards, values, advantages and returns in reward. Everything is computed in float64.
 """

@@ -8,7 +8,7 @@
 With one advantage a sequence this has the value and the gradient of GSPO itself under every reduction that weighs the
 tokens of a sequence alike; it also allows an advantage a token.
 
-Source:  GSPO, arXiv:2507.18071 eq. 5 (sequence form) and eq. 13-14 (token form).
+Source:  GSPO, arXiv:2507.18071, the sequence objective and its token form, GSPO-token.
 Shapes:  T = response tokens, N = sequences. Units: log-probs in nats.
 """
 

@@ -11,7 +11,7 @@
 The paper masks the largest x^2 until the mean of the rest meets the budget; holding them at tau (water-filling) meets
 it exactly and depends on no order. tau is a number of the step: `M2Statistic` finds it before the first micro-batch.
 
-Source:  M2PO, arXiv:2510.01161 sec. 4. Units: log-probs and tau in nats, budget in nats^2.
+Source:  M2PO, arXiv:2510.01161, the second-moment constraint. Units: log-probs and tau in nats, budget in nats^2.
 """
 
 from __future__ import annotations

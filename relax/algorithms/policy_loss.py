@@ -6,8 +6,8 @@
                     dual    = min(loss_t, -c * A_t) where A_t < 0
     score function  loss_t  = -A_t * logp_t
 
-Sources: PPO, arXiv:1707.06347 eq. 7; asymmetric clip, DAPO, arXiv:2503.14476 sec. 3.1; dual clip,
-         arXiv:1912.09729 eq. 5; score function, REINFORCE, Williams 1992.
+Sources: PPO, arXiv:1707.06347, clipped surrogate; asymmetric clip, DAPO, arXiv:2503.14476, clip-higher; dual clip,
+         arXiv:1912.09729; score function, REINFORCE, Williams 1992.
 Shapes:  T = response tokens of a micro-batch, prompt tokens removed, masked tokens already made harmless. A sequence
          is never cut over micro-batches, so what an objective computes by sequence does not depend on the split.
 Units:   log-probs in nats; ratio, advantage and loss without a unit.

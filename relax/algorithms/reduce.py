@@ -13,8 +13,8 @@ changes neither the sum nor the divisor. Everything is computed from the loss ma
 backward pass, so it does not depend on how the step is cut into micro-batches, streamed parts or ranks. The logged
 value of an objective term is its sum over the step divided by the same divisor.
 
-Sources: mean of sample means, GRPO, arXiv:2402.03300 eq. 3; token mean, DAPO, arXiv:2503.14476 sec. 3.3; constant
-length, Dr.GRPO, arXiv:2503.20783 sec. 3.2.
+Sources: mean of sample means, GRPO, arXiv:2402.03300; token mean, DAPO, arXiv:2503.14476, token-level loss; constant
+length, Dr.GRPO, arXiv:2503.20783.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class AlgorithmSpec:
 
     summary: str
     formula: str  # of the per-token objective, as docs/algorithms.md shows it
-    source: str  # paper and equation
+    source: str  # paper, and what of it
     advantage: str = BROADCAST  # (advantages.Outcomes, AlgorithmOptions) -> advantages.TokenAdvantages
     policy: str = CLIPPED  # (policy_loss.PolicyTokens, AlgorithmOptions) -> policy_loss.PolicyLoss
     statistic: str | None = None  # builds a `statistic.StepStatistic`: a number of the whole step that `policy` reads
@@ -69,14 +69,14 @@ ALGOS: dict[str, AlgorithmSpec] = {
     "grpo": AlgorithmSpec(
         summary="group-relative advantages with the clipped PPO objective",
         formula="-min(ratio A, clip(ratio, 1 - eps, 1 + eps_high) A)",
-        source="DeepSeekMath, arXiv:2402.03300 sec. 4.1; the paper leaves the kind of std open",
+        source="DeepSeekMath, arXiv:2402.03300, outcome supervision; the paper leaves the kind of std open",
         std="sample",
         options=CLIP_OPTIONS | GROUP_OPTIONS,
     ),
     "dr_grpo": AlgorithmSpec(
         summary="GRPO without the two biases: no division by the group's std, none by the response's length",
         formula="as grpo; the sum over tokens is divided by --rollout-max-response-len",
-        source="Dr. GRPO, arXiv:2503.20783 sec. 3.2",
+        source="Dr. GRPO, arXiv:2503.20783, the unbiased objective",
         options=CLIP_OPTIONS,
         reduction="token_sum_norm",
         forbids_normalize_advantages=True,
@@ -84,7 +84,7 @@ ALGOS: dict[str, AlgorithmSpec] = {
     "gspo": AlgorithmSpec(
         summary="one ratio a sequence, the geometric mean of its tokens' ratios, clipped as a whole",
         formula="as grpo with ratio_t = sg(s) exp(logp_t - sg(logp_t)), s = exp(mean_t(logp_t - old_logp_t))",
-        source="GSPO, arXiv:2507.18071 eq. 5, in the form of eq. 13 (GSPO-token)",
+        source="GSPO, arXiv:2507.18071, the sequence objective in its token form (GSPO-token)",
         policy="relax.algorithms.gspo.gspo_objective",
         std="sample",
         options=CLIP_OPTIONS | GROUP_OPTIONS,
@@ -92,7 +92,7 @@ ALGOS: dict[str, AlgorithmSpec] = {
     "sapo": AlgorithmSpec(
         summary="a soft gate in place of the clip: gradients fade as the ratio leaves 1",
         formula="-(4 / tau) sigmoid(tau (ratio - 1)) A, tau by the sign of A",
-        source="SAPO, arXiv:2511.20347 eq. 5-6",
+        source="SAPO, arXiv:2511.20347, the soft gate with a temperature for each sign",
         policy="relax.algorithms.sapo.sapo_objective",
         std="sample",
         options=GROUP_OPTIONS | {"sapo_tau_pos", "sapo_tau_neg"},
@@ -100,7 +100,7 @@ ALGOS: dict[str, AlgorithmSpec] = {
     "cispo": AlgorithmSpec(
         summary="the ratio is a bounded weight without gradient, so no token loses its gradient",
         formula="-sg(c) A logp, c = min(ratio, 1 + eps_high) where A >= 0, max(ratio, 1 - eps) where A < 0",
-        source="MiniMax-M1, arXiv:2506.13585 eq. 4-5, bounded on the side that the sign of A makes unstable",
+        source="MiniMax-M1, arXiv:2506.13585, CISPO, bounded on the side that the sign of A makes unstable",
         policy="relax.algorithms.cispo.cispo_objective",
         std="sample",
         options=CLIP_OPTIONS | GROUP_OPTIONS,
@@ -108,7 +108,7 @@ ALGOS: dict[str, AlgorithmSpec] = {
     "m2po": AlgorithmSpec(
         summary="the clip follows from a budget for the second moment of the step's harmful log-ratios",
         formula="as grpo with eps = max(1 - exp(-tau), floor), eps_high = max(exp(tau) - 1, floor)",
-        source="M2PO, arXiv:2510.01161 sec. 4, with the bound of the log-ratio in place of its mask",
+        source="M2PO, arXiv:2510.01161, second moment bounded, with the bound of the log-ratio in place of its mask",
         policy="relax.algorithms.m2po.m2po_objective",
         statistic="relax.algorithms.m2po.m2po_statistic",
         std="sample",
@@ -117,7 +117,7 @@ ALGOS: dict[str, AlgorithmSpec] = {
     "rloo": AlgorithmSpec(
         summary="REINFORCE whose baseline is the mean reward of the other samples of the prompt",
         formula="-A logp, A = r - mean of the others = n / (n - 1) (r - mean)",
-        source="RLOO, arXiv:2402.14740 sec. 2.2",
+        source="RLOO, arXiv:2402.14740, the leave-one-out baseline",
         policy="relax.algorithms.policy_loss.score_function_objective",
         baseline="leave_one_out",
         min_group_size=2,
@@ -128,7 +128,7 @@ ALGOS: dict[str, AlgorithmSpec] = {
     "reinforce_plus_plus": AlgorithmSpec(
         summary="REINFORCE with the KL in the token reward and advantages normalised over the whole rollout",
         formula="as grpo, A_t = normalised sum_{k >= t} gamma^(k - t) (r [k last] - kl_coef (logp_k - ref_logp_k))",
-        source="REINFORCE++, arXiv:2501.03262 eq. 4-6",
+        source="REINFORCE++, arXiv:2501.03262, token rewards with the KL and global normalisation",
         advantage="relax.algorithms.returns.discounted_returns",
         baseline="none",
         group_of_one="reward",
@@ -141,7 +141,7 @@ ALGOS: dict[str, AlgorithmSpec] = {
     "reinforce_plus_plus_baseline": AlgorithmSpec(
         summary="REINFORCE++ with the group's mean as baseline and the KL as a loss",
         formula="as grpo, A = normalised (r - mean r); plus kl_loss_coef (logp - ref_logp)^2 / 2",
-        source="REINFORCE++, arXiv:2501.03262 sec. 3.2 (the variant with a baseline)",
+        source="REINFORCE++, arXiv:2501.03262, the variant with a baseline",
         options=CLIP_OPTIONS,
         normalization="token_global",
         min_group_size=2,
@@ -151,7 +151,7 @@ ALGOS: dict[str, AlgorithmSpec] = {
     "ppo": AlgorithmSpec(
         summary="advantages over tokens from the values of a critic of its own",
         formula="as grpo, A_t = sum_{k >= t} (gamma lambd)^(k - t) (r_k + gamma V_{k+1} - V_k)",
-        source="PPO, arXiv:1707.06347 eq. 7 and 11; over tokens, InstructGPT, arXiv:2203.02155 appendix C",
+        source="PPO, arXiv:1707.06347, clipped surrogate and GAE; over tokens, InstructGPT, arXiv:2203.02155",
         advantage="relax.algorithms.gae.gae_advantages",
         baseline="none",
         group_of_one="reward",

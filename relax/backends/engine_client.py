@@ -45,6 +45,8 @@ class _SglangCalls:
         The weight version is that of /model_info: SGLang's /server_info goes on naming the one it started with.
         """
         raw = await self._either("/server_info", "/get_server_info")
+        if not isinstance(raw, Mapping):
+            raise EngineRefused(f"{self.url}/server_info is no JSON object: {str(raw)[:80]!r}", status=200)
         if raw.get("backend") != "native":
             model = await self._either("/model_info", "/get_model_info")
             raw = {**raw, "weight_version": model.get("weight_version", raw.get("weight_version", "default"))}

@@ -26,11 +26,6 @@ def critic(config: RunConfig) -> Iterator[str]:
         return
     if "critic" not in config.resource:
         return  # told by the rules of the estimator
-    if config.algorithm.kl_coef and config.mode == "colocate":
-        yield (
-            f"--kl-coef {config.algorithm.kl_coef}: the actor holds the reference, and the critic has its cards while "
-            "advantages are made: use --use-kl-loss --kl-loss-coef, or --fully-async with a reference role"
-        )
     if config.cluster.inline and config.resource["critic"].gpus != 1:
         yield '--inline has one rank of each role: give "critic": [1, 1] in --resource'
     else:

@@ -62,6 +62,10 @@ def _teacher(config: RunConfig) -> Iterator[str]:
             f"--teacher-num-gpus-per-engine {opd.teacher_num_gpus_per_engine} does not divide the {cards} cards of "
             "teacher in --resource"
         )
+    if wanted == "sglang" and config.data.multimodal_keys:
+        yield "--multimodal-keys: an engine that is the teacher is sent ids alone; use a teacher by --opd-teacher-load"
+    if opd.opd_teacher_url is not None and not opd.opd_teacher_url.startswith(("http://", "https://")):
+        yield f"--opd-teacher-url {opd.opd_teacher_url} is no address: give http://HOST:PORT"
     if wanted == "sglang" and config.rollout.rollout_temperature != 1.0:
         yield (
             f"--rollout-temperature {config.rollout.rollout_temperature}: an engine gives a text's log-probs at "
@@ -99,17 +103,12 @@ def _order(config: RunConfig) -> Iterator[str]:
     """Student's ids come from the actor before the teacher is asked."""
     opd = config.distillation
     selection = f"--opd-token-selection {opd.opd_token_selection}"
-    native = opd.teacher_hf_checkpoint is not None and config.rollout.rollout_backend == "native"
-    if opd.opd_token_selection == "teacher_topk" and native:
-        yield f"{selection}: the native engine tells no likeliest ids; use --opd-teacher-load, or SGLang"
     if opd.opd_token_selection in ("student_sampled", "teacher_topk"):
         return
-    if opd.opd_type == "sglang":
-        yield f"{selection} asks for other ids at each token, which engines do not take: use --opd-teacher-load"
+    if opd.teacher_hf_checkpoint is not None and config.rollout.rollout_backend == "sglang":
+        yield f"{selection} asks for other ids at each token, which SGLang does not take: use --opd-teacher-load"
     if config.parts_per_rollout > 1:
         yield f"{selection} asks the actor while it trains earlier parts: leave --num-iters-per-train-update out"
-    if config.uses_critic and config.mode == "colocate":
-        yield f"{selection} asks the actor while the critic has its cards: use --hybrid or --fully-async"
 
 
 DISTILLATION_RULES = (distillation,)

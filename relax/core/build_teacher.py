@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from relax.algorithms.distillation_options import DistillationOptions
+from relax.algorithms.distillation_options import PER_POSITION, DistillationOptions
 from relax.algorithms.loss import LossFunction
 from relax.backends.base import EngineClient
+from relax.config.flags import option_name
 from relax.config.run import RunConfig
 from relax.core.build import (
     STATE_DEADLINE_S,
@@ -25,6 +28,9 @@ from relax.core.build import (
 from relax.core.run_folder import RunFolder
 from relax.core.served_models import served_models
 from relax.schedule.clock import RealClock
+
+if TYPE_CHECKING:
+    from relax.components.teacher_questions import Vocabulary
 
 OLD_COLUMN = {"rollout": "rollout_logprobs", "old": "old_logprobs", "current": None}
 
@@ -66,13 +72,17 @@ def build_teacher(
     engines: Mapping[str, EngineClient] | None = None,
 ) -> Any:
     """The teacher role. `engines` of an inline run live in this process; others are found by their addresses."""
-    from relax.components.teacher import EngineTeacher, LocalTeacher
+    from relax.components.engine_teacher import EngineTeacher
+    from relax.components.teacher import LocalTeacher
 
     options, opd = distillation_options(config), config.distillation
     assert options is not None
     clock = shared.clock if shared else RealClock()
     if opd.opd_type == "sglang":
         return EngineTeacher(
+            flag=option_name("opd_teacher_url" if opd.opd_teacher_url else "teacher_hf_checkpoint"),
+            vocabulary=student_vocabulary(config) if opd.opd_teacher_url else None,
+            ids_per_position=os.environ.get(PER_POSITION) == "1",
             engines=list((engines or teacher_engines(config, wiring)).values()),
             options=options,
             bus=build_bus(config, wiring, shared),
@@ -92,6 +102,18 @@ def build_teacher(
         deadline_s=STATE_DEADLINE_S,
         executor=ThreadPoolExecutor(1, thread_name_prefix="teacher"),
     )
+
+
+def student_vocabulary(config: RunConfig) -> Vocabulary:
+    """What an engine at a URL is compared with."""
+    from relax.components.teacher_questions import SPELLED, Vocabulary
+    from relax.config.external.describe import text_config
+    from relax.data.model_files import has_tokenizer, load_tokenizer
+
+    folder = Path(config.checkpoint.hf_checkpoint or "").expanduser()
+    size = text_config(json.loads((folder / "config.json").read_text("utf-8"))).get("vocab_size")
+    ids = load_tokenizer(folder)(SPELLED)["input_ids"] if has_tokenizer(folder) else ()
+    return Vocabulary(size, tuple(ids))
 
 
 def teacher_engines(config: RunConfig, wiring: Wiring) -> dict[str, EngineClient]:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from relax.algorithms.distillation_options import PER_POSITION
 from relax.components.messages import Roles
 from relax.config.resources import check_fits
 from relax.config.run import RunConfig
@@ -191,7 +192,7 @@ class RayDeployment:
     def _connect(self) -> Cluster:
         config = self._config
         env = {**PROCESS_ENV, "PYTHONPATH": _python_path(), STACKS: str(self._folder.stacks)}
-        env |= {name: os.environ[name] for name in LAUNCH_VARIABLES if name in os.environ}
+        env |= {name: os.environ[name] for name in (*LAUNCH_VARIABLES, PER_POSITION) if name in os.environ}
         self._cluster = connect(
             namespace=self._namespace,
             slots=config.needed_gpus,

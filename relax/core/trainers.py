@@ -4,7 +4,9 @@
     shared cards    critic: values, train, sleep -> actor: wake, train
     own cards       critic: values -> critic and actor train at the same time
 
-The advantages role waits on the bus for the critic's values.
+An actor that is asked before the training, for the reference's log-probs (--kl-coef without a reference role) or for
+its likeliest ids (a teacher), answers before the critic's values, and on shared cards sleeps until it trains. The
+advantages role waits on the bus for what both write.
 """
 
 from __future__ import annotations
@@ -19,12 +21,21 @@ CRITIC_TABLES = ("critic", "advantages")
 
 
 class Trainers:
-    """`only_critic` rollouts train the critic and leave the actor's weights as they are."""
+    """`only_critic` rollouts train the critic and leave the actor's weights as they are. `scores_reference` and
+    `proposes`: what the actor writes before the training."""
 
     def __init__(
-        self, actor: ActorHandle, critic: CriticHandle | None, *, shared: bool, only_critic: float = 0
+        self,
+        actor: ActorHandle,
+        critic: CriticHandle | None,
+        *,
+        shared: bool,
+        only_critic: float = 0,
+        scores_reference: bool = False,
+        proposes: bool = False,
     ) -> None:
         self._actor, self._critic, self._shared, self._only_critic = actor, critic, shared, only_critic
+        self._scores_reference, self._proposes = scores_reference, proposes
         self._turn = asyncio.Lock()  # the critic's calls are collective: one after another, in one order on all ranks
         self._reports: list[TrainReport] = []
 
@@ -36,14 +47,37 @@ class Trainers:
 
     async def wake(self) -> None:
         """Shared cards: whoever is first takes them."""
-        await (self._actor if self._critic is None else self._critic).onload()
+        await (self._actor if self._critic is None or self._actor_is_asked else self._critic).onload()
 
-    async def value(self, rollout_id: int, release: ReleaseReport, *, first: bool) -> bool:
-        """Let the critic write the values of a rollout, or of its next part -> whether it was told to stop the run."""
+    @property
+    def _actor_is_asked(self) -> bool:
+        return self._scores_reference or self._proposes
+
+    async def prepare(self, rollout_id: int, release: ReleaseReport, *, first: bool) -> bool:
+        """Let both write what others read before the training of a rollout, or of its next part: the reference's
+        log-probs and the likeliest ids, the critic's values. -> whether one of them was told to stop the run."""
         if self._critic is None:
-            return False
+            return await self._ask_actor(rollout_id, release)
+        if not self._shared:
+            told = await asyncio.gather(
+                self._ask_actor(rollout_id, release), self._value(self._critic, rollout_id, release, first)
+            )
+            return any(told)
+        stop = False
+        if self._actor_is_asked:
+            stop = await self._ask_actor(rollout_id, release)
+            await self._actor.offload()
+            await self._critic.onload()
+        return await self._value(self._critic, rollout_id, release, first) or stop
+
+    async def _ask_actor(self, rollout_id: int, release: ReleaseReport) -> bool:
+        asked = [self._actor.score(rollout_id, release.groups)] if self._scores_reference else []
+        asked += [self._actor.propose(rollout_id, release.groups)] if self._proposes else []
+        return any(report.stop_requested for report in await asyncio.gather(*asked))
+
+    async def _value(self, critic: CriticHandle, rollout_id: int, release: ReleaseReport, first: bool) -> bool:
         async with self._turn:
-            report = await self._critic.score(rollout_id, release.groups, first, release.last)
+            report = await critic.score(rollout_id, release.groups, first, release.last)
         return report.stop_requested
 
     async def train(self, task: TrainTask) -> TrainReport:

@@ -117,7 +117,12 @@ class TrainingLoop:
     def __post_init__(self) -> None:
         roles, settings = self.roles, self.settings
         self.trainers = Trainers(
-            roles.actor, roles.critic, shared=settings.mode == "colocate", only_critic=settings.critic_only_steps
+            roles.actor,
+            roles.critic,
+            shared=settings.mode == "colocate",
+            only_critic=settings.critic_only_steps,
+            scores_reference=settings.reference_first,
+            proposes=settings.asks_student,
         )
 
     async def run(self) -> None:
@@ -357,18 +362,15 @@ class TrainingLoop:
         first = True
         while True:
             groups = release.groups
-            reference = self.roles.actor if self.settings.reference_first else self.roles.reference
-            scorers = (reference, self.roles.actor_fwd, self.roles.teacher)
+            scorers = (self.roles.reference, self.roles.actor_fwd, self.roles.teacher)
             forwards = [role.score(rollout_id, groups) for role in scorers if role]
-            if self.settings.asks_student:
-                forwards.append(self.roles.actor.propose(rollout_id, groups))
-            advantages, valued, *scored = await asyncio.gather(
+            advantages, stop, *scored = await asyncio.gather(
                 self.roles.advantages.compute(rollout_id, tuple(g.group for g in groups), release.last),
-                self.trainers.value(rollout_id, release, first=first),
+                self.trainers.prepare(rollout_id, release, first=first),
                 *forwards,
             )
             first = False
-            self.stop_requested |= valued or any(answer.stop_requested for answer in (advantages, *scored))
+            self.stop_requested |= stop or any(answer.stop_requested for answer in (advantages, *scored))
             await prepared.put((release, advantages))
             if release.last:
                 return

@@ -50,6 +50,15 @@ def test_an_engine_of_this_run_says_what_the_training_backend_says_to_the_bit(ru
 
 
 @pytest.mark.parametrize("selection", ["teacher_topk", "student_topk", "union"])
+def test_an_engine_is_asked_for_ids_too_and_gives_the_same_weights(run, teacher, selection):
+    words = ("--colocate", "--opd-only-reward", "--opd-loss-coef", 1.0, "--opd-token-selection", selection, *TOP)
+    local = run(*words, name="local", opd_teacher_load=teacher)
+    engine = run(*words, name="engine", teacher_hf_checkpoint=teacher)
+    assert local.metrics("train/opd_kl") == engine.metrics("train/opd_kl")
+    assert same(local.folder / "iter_0000002/model", engine.folder / "iter_0000002/model")
+
+
+@pytest.mark.parametrize("selection", ["teacher_topk", "student_topk", "union"])
 @pytest.mark.parametrize("kind", ["reverse_kl", "forward_kl", "jsd"])
 def test_divergences_over_ids_shrink_as_a_loss(run, teacher, selection, kind):
     done = run(
@@ -94,10 +103,8 @@ def test_replay_asks_the_teacher_again(run, teacher, capsys):
         (["--opd-teacher-load", "T", "--opd-kl-coef", "1", "--opd-loss-coef", "1"], "exactly one must be above 0"),
         (["--opd-teacher-load", "T", "--opd-kl-type", "jsd"], "needs more than the sampled token"),
         (["--opd-teacher-load", "T", "--opd-token-selection", "union"], "needs --opd-log-prob-top-k"),
-        (
-            ["--teacher-hf-checkpoint", "T", "--opd-token-selection", "student_topk", "--opd-log-prob-top-k", "4"],
-            "asks for other ids at each token, which engines do not take",
-        ),
+        (["--opd-teacher-url", "127.0.0.1:30000"], "is no address: give http://HOST:PORT"),
+        (["--teacher-hf-checkpoint", "T", "--multimodal-keys", '{"image":"image"}'], "is sent ids alone"),
         (["--opd-teacher-load", "T", "--rollout-temperature", "0.5", "--opd-is-clip", "2"], "--opd-is-clip bounds"),
         (["--teacher-hf-checkpoint", "T", "--rollout-temperature", "0.5"], "log-probs at temperature 1"),
         (["--opd-teacher-load", "nowhere"], "--opd-teacher-load nowhere is not a Hugging Face model folder"),

@@ -175,6 +175,22 @@ class Context:
             difference,
         )
 
+    def prompt_distribution(self, prompt: Sequence[int]) -> np.ndarray:
+        """Log-probs [P - 1, V] of the prompt's tokens from the second on, no id left out."""
+        from relax.backends.conformance.reference import hf_logits
+
+        return hf_logits(self.model(self.folder), prompt[:1], (), prompt[1:]).log_softmax(-1).numpy()
+
+    def require_at(self, answer: Any, prompt: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
+        """CheckFailed unless `input_token_ids_logprobs` is about `ids` [P, K] and has the plain forward's numbers."""
+        rows = answer["meta_info"]["input_token_ids_logprobs"]
+        require(len(rows) == len(prompt) and not rows[0], "a row for each prompt token, the first empty", rows)
+        named = [[int(entry[1]) for entry in row] for row in rows[1:]]
+        require(named == [list(row) for row in ids[1:]], "the ids that were named", named)
+        got = np.asarray([[entry[0] for entry in row] for row in rows[1:]], np.float64)
+        expected = np.take_along_axis(self.prompt_distribution(prompt), np.asarray(ids[1:]), 1)
+        require(float(np.abs(got - expected).max()) < self.tolerance, "log-probs of a plain forward", got.tolist())
+
     # ------------------------------------------------------------------ other weights
 
     @property

@@ -80,6 +80,37 @@ async def prompt_log_probs_are_returned_from_the_start(context: Context) -> None
 
 
 @check
+async def the_likeliest_ids_of_prompt_tokens_are_returned(context: Context) -> None:
+    """top_logprobs_num=3 without generation: three ids a position, the likeliest first, as in the forward."""
+    prompt = context.prompt()
+    answer = await context.generate(prompt, n=0, call={"logprob_start_len": 0, "top_logprobs_num": 3})
+    rows = answer["meta_info"]["input_top_logprobs"]
+    require(len(rows) == len(prompt) and not rows[0], "a row for each prompt token, the first empty", rows)
+    got = np.asarray([[entry[0] for entry in row] for row in rows[1:]], np.float64)
+    right = -np.sort(-context.prompt_distribution(prompt), 1)[:, :3]  # values: near ties may stand in any order
+    require(got.shape == right.shape, "three ids a position", got.shape)
+    require(float(np.abs(got - right).max()) < context.tolerance, "log-probs of a plain forward", got.tolist())
+
+
+@check
+async def log_probs_at_given_ids_are_returned(context: Context) -> None:
+    """token_ids_logprob: the log-probs of these ids at each prompt position."""
+    prompt, ids = context.prompt(), [5, 9]
+    answer = await context.generate(prompt, n=0, call={"logprob_start_len": 0, "token_ids_logprob": ids})
+    context.require_at(answer, prompt, [ids] * len(prompt))
+
+
+@check
+async def each_position_may_have_ids_of_its_own(context: Context) -> None:
+    """token_ids_logprob as one list a position."""
+    context.offers("token_ids_per_position")
+    prompt = context.prompt()
+    ids = [[place % 7, 9] for place in range(len(prompt))]
+    answer = await context.generate(prompt, n=0, call={"logprob_start_len": 0, "token_ids_logprob": ids})
+    context.require_at(answer, prompt, ids)
+
+
+@check
 async def a_seed_repeats_its_tokens(context: Context) -> None:
     """The same sampling_seed twice gives the same tokens."""
     context.require_seeds()

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from relax.backends.native.input_scores import InputAsked, InputScores
 from relax.backends.native.protocol import SamplingParams
 from relax.backends.native.rows import Prefix
 from relax.backends.native.sampler import SamplingBatch
@@ -49,11 +50,11 @@ class Response:
     params: SamplingParams
     seed: int
     stop_ids: tuple[int, ...]  # end of sequence and stop_token_ids
-    input_logprobs_from: int = -1
+    asked: InputAsked | None = None  # about the prompt
     token_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     log_probs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
     version_starts: list[tuple[str, int]] = field(default_factory=list)
-    input_log_probs: list[float | None] | None = None
+    input_scores: InputScores | None = None
     finish: dict[str, Any] | None = None
     prefix: Prefix | None = None
     cached_tokens: int = 0
@@ -64,6 +65,11 @@ class Response:
     first_token_at: float | None = None
     finished_at: float | None = None
     reply: Any = None  # the engine's future
+
+    @property
+    def is_asked(self) -> bool:
+        """About its prompt, and has no answer yet."""
+        return self.asked is not None and self.input_scores is None
 
 
 class RunningBatch:

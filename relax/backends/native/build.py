@@ -113,6 +113,7 @@ def build_service(settings: EngineSettings) -> Any:
         max_running_requests=settings.max_running_requests,
         max_total_tokens=settings.max_total_tokens,
         context_length=context,
+        vocab_size=text_config.vocab_size,
         eos_ids=eos_ids(runner.model.hf, tokenizer),
         suppressed_ids=tuple(suppressed),
         exact=exact,

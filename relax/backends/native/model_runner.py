@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from relax.backends.exact.id_logprobs import likeliest, log_probs_at
 from relax.backends.exact.kv_pool import KVPool
 from relax.backends.exact.media import EncodedItem, PlacedItem
 from relax.backends.exact.model import ExactModel, load_model
 from relax.backends.exact.probe import probe
 from relax.backends.exact.segments import engine_plan
+from relax.backends.native.input_scores import InputScores
 from relax.backends.native.layout import input_major, linear_weights, turning_keeps_bits
 from relax.backends.native.scheduler import Segment
 from relax.backends.native.weights import WeightLayout
@@ -87,9 +89,18 @@ class ModelRunner:
     def head(self, hidden: Tensor) -> Tensor:
         return self.model.logits(hidden)
 
-    def input_log_probs(self, hidden: Tensor, targets: np.ndarray) -> np.ndarray:
-        scores, _ = self.model.log_probs(hidden, torch.from_numpy(targets).to(self._device))
-        return scores.cpu().numpy()
+    def input_scores(self, hidden: Tensor, targets: np.ndarray, top: int, ids: np.ndarray | None) -> InputScores:
+        """See `scheduler.Runner`. The functions are those of the training backend's forward."""
+        head = (self.model.head.weight, self.model.head.bias)
+        own, _ = self.model.log_probs(hidden, torch.from_numpy(targets).to(self._device))
+        rivals = named = None
+        if top:
+            likely_ids, likely = likeliest(hidden, *head, top)
+            rivals = (likely_ids.cpu().numpy(), likely.cpu().numpy())
+        if ids is not None:
+            at = torch.from_numpy(np.array(ids)).to(self._device)
+            named = (ids, log_probs_at(hidden, *head, at).cpu().numpy())
+        return InputScores(own.cpu().numpy(), rivals, named)
 
     def _forward(
         self,

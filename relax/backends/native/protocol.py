@@ -17,6 +17,7 @@ from typing import Any
 from relax.utils.rng import stream_key
 
 MAX_SEED = (1 << 63) - 1
+NAMED_IDS = "token_ids_logprob"
 
 
 class RequestError(ValueError):
@@ -58,6 +59,8 @@ class GenerateRequest:
     seed: int
     return_logprob: bool = False
     logprob_start_len: int = -1  # first prompt position with an input log-prob; -1: none
+    top_logprobs_num: int = 0  # likeliest ids of each such position
+    token_ids_logprob: tuple[Any, ...] = ()  # ids of every such position, or a tuple of ids for each
     image_data: tuple[Any, ...] = ()
     audio_data: tuple[Any, ...] = ()
     video_data: tuple[Any, ...] = ()
@@ -92,8 +95,6 @@ _NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
 }
 _NEUTRAL_CALL: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
-    "top_logprobs_num": (0,),
-    "token_ids_logprob": ([],),
     "return_text_in_logprobs": (False,),
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),
@@ -120,6 +121,8 @@ _OWN_CALL = frozenset(
         "sampling_params",
         "return_logprob",
         "logprob_start_len",
+        "top_logprobs_num",
+        "token_ids_logprob",
         "image_data",
         "audio_data",
         "video_data",
@@ -157,7 +160,9 @@ def parse_generate(body: Any) -> GenerateCall:
             image_data=_media(body, "image_data", place, len(prompts), batched),
             audio_data=_media(body, "audio_data", place, len(prompts), batched),
             video_data=_media(body, "video_data", place, len(prompts), batched),
+            **_rivals(body, place, len(prompts), batched),
         )
+        _check_rivals(base)
         as_list = as_list or params.n > 1
         requests += _copies(base)
     return GenerateCall(tuple(requests), as_list)
@@ -284,6 +289,37 @@ def _start_len(value: Any) -> int:
     if type(value) is not int or value < -1:
         raise RequestError(f"logprob_start_len must be an integer >= -1, got {value!r}")
     return value
+
+
+def _rivals(body: Mapping[str, Any], place: int, count: int, batched: bool) -> dict[str, Any]:
+    """`top_logprobs_num` and `token_ids_logprob` of one prompt. In a batched call a flat list of ids is for all."""
+    top, ids = _item(body.get("top_logprobs_num"), place, count, batched, "top_logprobs_num"), body.get(NAMED_IDS)
+    if isinstance(ids, list) and ids and isinstance(ids[0], list):
+        ids = _item(ids, place, count, batched, NAMED_IDS)
+    if top is not None and (type(top) is not int or top < 0):
+        raise RequestError(f"top_logprobs_num must be an integer >= 0, got {top!r}")
+    if ids is not None and not isinstance(ids, list):
+        raise RequestError(f"{NAMED_IDS} must be a list of token ids, or a list of such lists, got {ids!r}")
+    if ids and isinstance(ids[0], list):
+        lists = tuple(_token_ids(one, f"{NAMED_IDS}[{at}]") for at, one in enumerate(ids))
+        if len({len(one) for one in lists}) > 1:
+            raise RequestError(f"{NAMED_IDS}: the lists of the positions must have one length")
+        return {"top_logprobs_num": top or 0, NAMED_IDS: lists}
+    return {"top_logprobs_num": top or 0, NAMED_IDS: _token_ids(ids, NAMED_IDS) if ids else ()}
+
+
+def _check_rivals(request: GenerateRequest) -> None:
+    """Other ids than the prompt's own are told for the prompt alone, and not for tokens that are sampled."""
+    for name in ("top_logprobs_num", NAMED_IDS):
+        if not getattr(request, name):
+            continue
+        if not request.return_logprob or request.logprob_start_len < 0:
+            raise RequestError(f"{name} needs return_logprob=true and a logprob_start_len >= 0")
+        if request.params.max_new_tokens:
+            raise RequestError(
+                f"{name} is not supported by the native engine for sampled tokens: set sampling_params.max_new_tokens "
+                f"to 0, got {request.params.max_new_tokens}"
+            )
 
 
 def _media(body: Mapping[str, Any], name: str, place: int, count: int, batched: bool) -> tuple[Any, ...]:

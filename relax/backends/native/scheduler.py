@@ -21,6 +21,7 @@ from torch import Tensor
 from relax.backends.base import PauseMode
 from relax.backends.exact.kv_pool import KVPool
 from relax.backends.native.batch import Prompt, Response, RunningBatch
+from relax.backends.native.input_scores import InputScores
 from relax.backends.native.protocol import RequestError, finish_abort, finish_length, finish_stop
 from relax.backends.native.rows import Prefix, PrefixCache
 from relax.backends.native.sampler import sample
@@ -59,8 +60,8 @@ class Runner(Protocol):
         """Logits float32 [N, V]."""
         ...
 
-    def input_log_probs(self, hidden: Tensor, targets: np.ndarray) -> np.ndarray:
-        """Log-probs at temperature 1 of `targets [N]` under hidden states `[N, H]`."""
+    def input_scores(self, hidden: Tensor, targets: np.ndarray, top: int, ids: np.ndarray | None) -> InputScores:
+        """Of `targets [N]` under hidden states `[N, H]`, of the `top` likeliest ids and of `ids [N, K]`."""
         ...
 
 
@@ -284,11 +285,16 @@ class Scheduler:
         self, new_prompts: list[tuple[Prefix, Response]], admitted: list[tuple[Response, np.ndarray]]
     ) -> None:
         none = np.zeros(0, np.int64)
-        segments = [Segment(r.prompt.ids, r.prompt.positions, p.rows, none, r.prompt.media) for p, r in new_prompts]
+        segments = [
+            Segment(r.prompt.ids, r.prompt.positions, p.rows, none, r.prompt.media, every_row=r.is_asked)
+            for p, r in new_prompts
+        ]
         if segments:
             for (prefix, response), hidden in zip(new_prompts, self.runner.prefill(segments), strict=True):
-                prefix.hidden = hidden
+                prefix.hidden = hidden[-1:].clone() if response.is_asked else hidden
                 self.counters.prompt_tokens += len(response.prompt)
+                if response.is_asked:
+                    self._score_input(response, hidden)
         longer = [(r, rows) for r, rows in admitted if len(rows)]
         tails = [Segment(r.token_ids, _positions(r.prompt, len(rows)), rows, r.prefix.rows) for r, rows in longer]
         resumed = dict(zip((id(r) for r, _ in longer), self.runner.prefill(tails) if tails else (), strict=True))
@@ -297,8 +303,8 @@ class Scheduler:
         for response, rows in admitted:
             self.counters.cached_tokens += response.cached_tokens
             response.admitted_at = response.admitted_at or now
-            if response.input_logprobs_from >= 0 and response.input_log_probs is None:
-                self._score_input(response)
+            if response.is_asked:  # the prompt was there already
+                self._score_input(response, self._prefilled_again(response))
             if response.params.max_new_tokens == 0:
                 self.prefixes.release(response.prefix)
                 self._finish(response, finish_length(0))
@@ -314,17 +320,23 @@ class Scheduler:
             for response, _ in admitted:
                 response.first_token_at = response.first_token_at or now
 
-    def _score_input(self, response: Response) -> None:
-        """Log-probs of the prompt's own tokens; a forward of its own, into rows that are freed at once."""
-        prompt, first = response.prompt, response.input_logprobs_from
+    def _prefilled_again(self, response: Response) -> Tensor:
+        """Hidden states [P, H] of a prompt whose rows are filled."""
+        prompt = response.prompt
         rows = response.prefix.rows  # same weights, same tokens: the same bits are written again
         none = np.zeros(0, np.int64)
         (hidden,) = self.runner.prefill(
             [Segment(prompt.ids, prompt.positions, rows, none, prompt.media, every_row=True)]
         )
-        start = max(first, 1)
-        scores = self.runner.input_log_probs(hidden[start - 1 : -1], prompt.ids[start:])
-        response.input_log_probs = ([None] if first == 0 else []) + [float(x) for x in scores]
+        return hidden
+
+    def _score_input(self, response: Response, hidden: Tensor) -> None:
+        asked = response.asked
+        assert asked is not None
+        targets = response.prompt.ids[asked.first :]
+        response.input_scores = self.runner.input_scores(
+            hidden[asked.first - 1 : -1], targets, asked.top, asked.ids_at(len(targets))
+        )
 
     # ------------------------------------------------------------------ leaving the batch
 

@@ -14,6 +14,7 @@ from typing import Any
 from relax.backends.base import PauseMode
 from relax.backends.native.batch import Response
 from relax.backends.native.chat import ChatCall, chat_answer, parse_chat
+from relax.backends.native.input_scores import input_answer, input_asked
 from relax.backends.native.loop import EngineLoop
 from relax.backends.native.metrics import EngineMetrics
 from relax.backends.native.model_runner import ModelRunner
@@ -40,6 +41,7 @@ class ServiceOptions:
     max_running_requests: int
     max_total_tokens: int
     context_length: int
+    vocab_size: int
     eos_ids: tuple[int, ...]
     suppressed_ids: tuple[int, ...]
     exact: bool
@@ -90,12 +92,7 @@ class NativeService:
                 prompts[request.parent_rid] = await self._prompts.read(request)
             prompt, params = prompts[request.parent_rid], request.params
             self.loop.scheduler.check_size(len(prompt), params.max_new_tokens)
-            if request.logprob_start_len >= len(prompt):
-                raise RequestError(
-                    f"logprob_start_len={request.logprob_start_len} lies behind the prompt's {len(prompt)} tokens"
-                )
             stops = params.stop_token_ids + (() if params.ignore_eos else self.options.eos_ids)
-            wants_input = request.return_logprob and request.logprob_start_len >= 0
             responses.append(
                 Response(
                     rid=request.rid,
@@ -104,7 +101,7 @@ class NativeService:
                     params=params,
                     seed=request.seed,
                     stop_ids=tuple(dict.fromkeys(stops)),
-                    input_logprobs_from=request.logprob_start_len if wants_input else -1,
+                    asked=input_asked(request, len(prompt), self.options.vocab_size),
                 )
             )
         return responses
@@ -128,11 +125,8 @@ class NativeService:
             meta["output_token_logprobs"] = [
                 [score, token, None] for score, token in zip(response.log_probs.tolist(), ids, strict=True)
             ]
-            if response.input_log_probs is not None:
-                prompt_ids = response.prompt.ids[request.logprob_start_len :].tolist()
-                meta["input_token_logprobs"] = [
-                    [score, token, None] for score, token in zip(response.input_log_probs, prompt_ids, strict=True)
-                ]
+            if response.asked is not None and response.input_scores is not None:
+                meta |= input_answer(response.asked, response.input_scores, response.prompt.ids)
         return {
             "text": self._prompts.text_of(ids, request.params, response.finish),
             "output_ids": ids,
@@ -292,6 +286,7 @@ class NativeService:
             "tp_size": 1,
             "dp_size": 1,
             "context_length": options.context_length,
+            "vocab_size": options.vocab_size,
             "max_running_requests": options.max_running_requests,
             "max_total_num_tokens": options.max_total_tokens,
             "weight_version": scheduler.version,
@@ -300,6 +295,7 @@ class NativeService:
             "seeds": True,
             "version_spans": True,
             "n_copies_differ": True,
+            "token_ids_per_position": True,
             "weight_tensor_format": "safetensors",
             "exact": options.exact,
             "exact_reason": options.exact_reason,

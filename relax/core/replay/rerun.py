@@ -104,7 +104,12 @@ class Rerun:
         }
         self._critic = build_critic(config, self.wiring, shared=shared) if config.uses_critic else None
         self._trainers = Trainers(
-            self._actor, self._critic, shared=False, only_critic=self._settings.critic_only_steps
+            self._actor,
+            self._critic,
+            shared=False,
+            only_critic=self._settings.critic_only_steps,
+            scores_reference=self._settings.reference_first,
+            proposes=self._settings.asks_student,
         )
 
     async def open(self, start: Start) -> WeightManifest:
@@ -154,14 +159,11 @@ class Rerun:
             groups = released_groups([blocks[group] for group in part], features)
             await self._put(partition, part, blocks, features)
             scorers = [*self._forward.values(), *([self._teacher] if self._teacher else [])]
-            scorers += [self._actor] if settings.reference_first else []
             forwards = [role.score(rollout_id, groups) for role in scorers]
-            if settings.asks_student:
-                forwards.append(self._actor.propose(rollout_id, groups))
             release = ReleaseReport(groups, {}, {}, last)
             advantages, *_ = await asyncio.gather(
                 self._advantages.compute(rollout_id, part, last),
-                self._trainers.value(rollout_id, release, first=number == 0),
+                self._trainers.prepare(rollout_id, release, first=number == 0),
                 *forwards,
             )
             task = TrainTask(

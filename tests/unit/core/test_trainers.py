@@ -18,7 +18,7 @@ class Recorder:
     def __init__(self, name: str, calls: list[str], contained: int | None = 0, asleep: bool = False) -> None:
         self.name, self.calls, self.settled = name, calls, Settled(contained, 0, asleep)
         self.tasks: list[TrainTask] = []
-        self.busy = 0
+        self.busy, self.stops = 0, False
 
     async def _work(self, what: str) -> None:
         assert not self.busy, "two calls at a time"
@@ -27,8 +27,12 @@ class Recorder:
         await asyncio.sleep(0)
         self.busy -= 1
 
-    async def score(self, rollout_id: int, groups: Any, first: bool, last: bool) -> ForwardReport:
-        await self._work(f"values {first}-{last}")
+    async def score(self, rollout_id: int, groups: Any, first: bool = True, last: bool = True) -> ForwardReport:
+        await self._work(f"values {first}-{last}" if self.name == "critic" else "reference")
+        return ForwardReport(0.0, 0.0, self.stops)
+
+    async def propose(self, rollout_id: int, groups: Any) -> ForwardReport:
+        await self._work("ids")
         return ForwardReport(0.0, 0.0)
 
     async def train(self, task: TrainTask) -> TrainReport:
@@ -64,7 +68,7 @@ def pair(**options: Any) -> tuple[list[str], Recorder, Recorder, Trainers]:
 async def test_on_shared_cards_the_critic_has_its_turn_first():
     calls, actor, critic, trainers = pair(shared=True)
     await trainers.wake()
-    assert await trainers.value(0, ReleaseReport((), {}, {}), first=True) is False
+    assert await trainers.prepare(0, ReleaseReport((), {}, {}), first=True) is False
     await trainers.train(task())
     assert calls == [
         "critic wake", "critic values True-True", "critic train", "critic sleep", "actor wake", "actor train"
@@ -73,11 +77,26 @@ async def test_on_shared_cards_the_critic_has_its_turn_first():
     assert actor.tasks[0].tables == ("advantages",)
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"), [({"scores_reference": True}, "reference"), ({"proposes": True}, "ids")], ids=["ref", "ids"]
+)
+async def test_on_shared_cards_an_actor_that_is_asked_before_the_training_is_awake_before_the_critic(asked, words):
+    calls, actor, _, trainers = pair(shared=True, **asked)
+    actor.stops = True
+    await trainers.wake()
+    assert await trainers.prepare(0, ReleaseReport((), {}, {}), first=True) is ("scores_reference" in asked)
+    await trainers.train(task())
+    assert calls == [
+        "actor wake", f"actor {words}", "actor sleep", "critic wake", "critic values True-True", "critic train",
+        "critic sleep", "actor wake", "actor train",
+    ]  # fmt: skip
+
+
 async def test_on_own_cards_both_train_together_and_the_critics_calls_never_overlap():
     calls, _, critic, trainers = pair(shared=False)
     await asyncio.gather(
         trainers.train(task(first=True, last=False)),
-        trainers.value(0, ReleaseReport((), {}, {}, last=True), first=False),
+        trainers.prepare(0, ReleaseReport((), {}, {}, last=True), first=False),
     )
     assert sorted(calls) == ["actor train", "critic train", "critic values False-True"]
     await trainers.train(task(first=False, last=True))
@@ -99,7 +118,7 @@ async def test_an_actor_alone_is_asked_as_ever():
     calls: list[str] = []
     trainers = Trainers(Recorder("actor", calls), None, shared=True)  # type: ignore[arg-type]
     await trainers.wake()
-    await trainers.value(0, ReleaseReport((), {}, {}), first=True)
+    await trainers.prepare(0, ReleaseReport((), {}, {}), first=True)
     await trainers.train(task())
     await trainers.save_critic("nowhere")
     assert calls == ["actor wake", "actor train"]

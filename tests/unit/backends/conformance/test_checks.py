@@ -73,7 +73,18 @@ def accepted(request: Any, answer: Any) -> Any:
     return answer if answer is not None else {"text": "", "output_ids": [], "meta_info": {}}
 
 
+def worsened(rows: Any) -> Any:
+    return [row and [[entry[0] - 1e-3, *entry[1:]] for entry in row] for row in rows or ()]
+
+
+def of_other_ids(rows: Any) -> Any:
+    return [row and [[entry[0], entry[1] + 1, None] for entry in row] for row in rows or ()]
+
+
 LIES = [
+    ("the-likeliest-ids-of-prompt-tokens-are-returned", "/generate", edited(input_top_logprobs=worsened)),
+    ("log-probs-at-given-ids-are-returned", "/generate", edited(input_token_ids_logprobs=worsened)),
+    ("each-position-may-have-ids-of-its-own", "/generate", edited(input_token_ids_logprobs=of_other_ids)),
     ("log-probs-are-those-of-a-plain-forward", "/generate", edited(output_token_logprobs=shifted)),
     ("many-requests-at-once-keep-their-own-numbers", "/generate", edited(id="another")),
     ("the-length-limit-is-the-finish-reason", "/generate", edited(finish_reason={"type": "stop", "matched": 3})),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from relax.backends.exact.kv_pool import KVPool
+from relax.backends.native.input_scores import InputScores
 from relax.backends.native.scheduler import Segment
 
 VOCABULARY = 50
@@ -47,9 +48,13 @@ class FakeRunner:
     def head(self, hidden: Tensor) -> Tensor:
         return torch.stack([logits_of(int(h[0]), int(h[1])) for h in hidden])
 
-    def input_log_probs(self, hidden: Tensor, targets: np.ndarray) -> np.ndarray:
+    def input_scores(self, hidden: Tensor, targets: np.ndarray, top: int, ids: np.ndarray | None) -> InputScores:
         scores = torch.log_softmax(self.head(hidden), -1)
-        return scores[torch.arange(len(targets)), torch.from_numpy(targets)].numpy()
+        own = scores[torch.arange(len(targets)), torch.from_numpy(targets)].numpy()
+        likely = scores.topk(top, dim=1) if top else None
+        rivals = None if likely is None else (likely.indices.numpy(), likely.values.numpy())
+        named = None if ids is None else (ids, np.take_along_axis(scores.numpy(), ids, 1))
+        return InputScores(own, rivals, named)
 
     def _write(self, rows: np.ndarray, ids: np.ndarray) -> None:
         at = torch.from_numpy(np.asarray(rows))

@@ -141,6 +141,84 @@ async def test_input_log_probs_are_those_of_the_prompt_at_temperature_one(engine
     assert scored(answer) == scored(await generate(client, n=3))
 
 
+async def score(client, ids=PROMPT, start=0, **asked):
+    answer = await client.generate(
+        {
+            "input_ids": ids,
+            "sampling_params": {"max_new_tokens": 0},
+            "return_logprob": True,
+            "logprob_start_len": start,
+            **asked,
+        }
+    )
+    return answer["meta_info"]
+
+
+def hf_distribution(folder, prompt):
+    """float64 [P - 1, V] of the prompt's tokens from the second on."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+    with torch.no_grad():
+        return model(torch.tensor([prompt]), use_cache=False).logits[0, :-1].double().log_softmax(-1)
+
+
+async def test_the_likeliest_ids_of_each_prompt_position_are_those_of_an_hf_forward(engine, text_folder):
+    meta = await score(engine(), top_logprobs_num=4)
+    expected = hf_distribution(text_folder, PROMPT).topk(4, dim=1)
+    first, *rows = meta["input_top_logprobs"]
+    assert first is None
+    assert [[token for _, token, _ in row] for row in rows] == expected.indices.tolist()
+    got = np.asarray([[value for value, _, _ in row] for row in rows])
+    assert np.abs(got - expected.values.numpy()).max() < 1e-5
+
+
+async def test_log_probs_at_given_ids_are_those_of_an_hf_forward_and_of_the_prompts_own_tokens(engine, text_folder):
+    client = engine()
+    right = hf_distribution(text_folder, PROMPT)
+    same = await score(client, token_ids_logprob=[7, 9])
+    assert same["input_token_ids_logprobs"][0] is None
+    got = np.asarray([[value for value, _, _ in row] for row in same["input_token_ids_logprobs"][1:]])
+    assert np.abs(got - right[:, [7, 9]].numpy()).max() < 1e-5
+    ids = [[token, 9] for token in PROMPT[2:]]
+    own = await score(client, start=2, token_ids_logprob=ids, top_logprobs_num=right.shape[1])
+    rows = own["input_token_ids_logprobs"]
+    assert [[token for _, token, _ in row] for row in rows] == ids
+    assert [row[0][0] for row in rows] == [value for value, _, _ in own["input_token_logprobs"]]
+    likely = [{token: value for value, token, _ in row} for row in own["input_top_logprobs"]]
+    assert [row[1][0] for row in rows] == [there[9] for there in likely], "the same bits by either question"
+
+
+async def test_a_scored_prompt_has_the_same_bits_alone_in_company_and_again(engine):
+    client = engine()
+    prompts = [PROMPT, [30, 31, *PROMPT], PROMPT * 9, [5, 6]]
+    asked = {"top_logprobs_num": 3, "token_ids_logprob": [1, 2]}
+    names = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
+    alone = []
+    for prompt in prompts:
+        alone.append(await score(client, prompt, **asked))
+        await client.flush()
+    company = await asyncio.gather(*(score(client, prompt, **asked) for prompt in prompts))
+    again = await asyncio.gather(*(score(client, prompt, **asked) for prompt in prompts))
+    for one, two, three in zip(alone, company, again, strict=True):
+        assert [one[name] for name in names] == [two[name] for name in names] == [three[name] for name in names]
+        assert three["cached_tokens"] == three["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"token_ids_logprob": [10_000]}, "token_ids_logprob holds 10000; the vocabulary has"),
+        ({"token_ids_logprob": [[1], [2]]}, "2 lists for the 5 positions"),
+        ({"top_logprobs_num": 10_000}, "top_logprobs_num=10000: the vocabulary has"),
+        ({"start": 5, "top_logprobs_num": 1}, "lies behind the prompt's 5 tokens"),
+    ],
+)
+async def test_ids_that_do_not_fit_the_model_or_the_prompt_are_refused(engine, asked, words):
+    with pytest.raises(EngineRefused, match=words):
+        await score(engine(), **asked)
+
+
 async def test_P10_stop_string_stop_id_and_eos_end_the_text_as_sglang_does(engine):
     client = engine()
     free = await client.generate(

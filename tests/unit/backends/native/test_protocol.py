@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from relax.backends.native.protocol import RequestError, parse_generate, parse_sampling, version_spans
 from relax.utils.rng import stream_key
 
+SCORED = {"return_logprob": True, "logprob_start_len": 0, "sampling_params": {"max_new_tokens": 0}}
+
 
 def one(**body):
     (request,) = parse_generate({"input_ids": [1, 2], **body}).requests
@@ -68,7 +70,15 @@ def test_S8_sampling_parameters_arrive_unchanged():
         ({"text": "both"}, ["text", "input_ids"]),
         ({"retrun_logprob": True}, ["retrun_logprob", "return_logprob"]),
         ({"return_logprob": "yes"}, ["return_logprob"]),
-        ({"top_logprobs_num": 3}, ["top_logprobs_num"]),
+        ({"top_logprobs_num": 3}, ["top_logprobs_num", "return_logprob=true"]),
+        ({"top_logprobs_num": 3, **SCORED, "sampling_params": {}}, ["top_logprobs_num", "max_new_tokens", "128"]),
+        ({"top_logprobs_num": -1, **SCORED}, ["top_logprobs_num", "-1"]),
+        ({"top_logprobs_num": True, **SCORED}, ["top_logprobs_num", "True"]),
+        ({"token_ids_logprob": [3]}, ["token_ids_logprob", "logprob_start_len"]),
+        ({"token_ids_logprob": 3, **SCORED}, ["token_ids_logprob", "list"]),
+        ({"token_ids_logprob": [-3], **SCORED}, ["token_ids_logprob[0]", "-3"]),
+        ({"token_ids_logprob": [[3], [4, 5]], **SCORED}, ["token_ids_logprob", "one length"]),
+        ({"token_ids_logprob": [[3], 4], **SCORED}, ["token_ids_logprob[1]"]),
         ({"stream": True}, ["stream"]),
         ({"lora_path": "x"}, ["lora_path"]),
         ({"logprob_start_len": -2}, ["logprob_start_len"]),
@@ -151,3 +161,14 @@ def test_version_spans_cover_every_token_once_in_order(starts, length):
 def test_defaults_are_sglangs():
     params = parse_sampling({})
     assert (params.temperature, params.top_p, params.top_k, params.max_new_tokens) == (1.0, 1.0, -1, 128)
+
+
+def test_ids_to_score_are_for_every_prompt_of_a_call_or_for_each_its_own():
+    def asked(ids, top=None):
+        call = {"input_ids": [[1, 2], [3]], "token_ids_logprob": ids, "top_logprobs_num": top, **SCORED}
+        return [(r.token_ids_logprob, r.top_logprobs_num) for r in parse_generate(call).requests]
+
+    assert asked([8, 9]) == [((8, 9), 0)] * 2
+    assert asked([[8], [9, 7]], [1, 2]) == [((8,), 1), ((9, 7), 2)]
+    assert asked([[[8], [5]], [9]], 3) == [(((8,), (5,)), 3), ((9,), 3)]
+    assert one(token_ids_logprob=[[8], [9]], **SCORED).token_ids_logprob == ((8,), (9,))

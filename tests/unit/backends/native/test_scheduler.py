@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from relax.backends.native.batch import Prompt, Response
+from relax.backends.native.input_scores import InputAsked
 from relax.backends.native.protocol import RequestError, SamplingParams, version_spans
 from relax.backends.native.scheduler import Scheduler, StopStrings
 from relax.utils.rng import uniforms
@@ -268,7 +269,7 @@ def test_zero_new_tokens_scores_the_prompt_only():
     scheduler = make_scheduler()
     prompt = [5, 6, 7, 8]
     response = make_response("r", prompt, 1, 0)
-    response.input_logprobs_from = 0
+    response.asked = InputAsked(0)
     scheduler.submit(response)
     done = run_until_idle(scheduler)["r"]
     assert done.token_ids.tolist() == [] and done.finish == {"type": "length", "length": 0}
@@ -276,7 +277,8 @@ def test_zero_new_tokens_scores_the_prompt_only():
         torch.log_softmax(logits_of(sequence_hash([(t, 0) for t in prompt[:i]]), 0), -1)[prompt[i]].item()
         for i in range(1, 4)
     ]
-    assert done.input_log_probs == [None, *expected]
+    assert done.input_scores.own.tolist() == expected
+    assert scheduler.runner.prefilled_tokens == 4, "the prompt is computed once"
     assert_all_rows_free(scheduler)
 
 
