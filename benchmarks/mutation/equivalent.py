@@ -19,7 +19,7 @@ EQUIVALENT: dict[str, dict[str, dict[str, str]]] = {
         },
     },
     "relax/algorithms/policy_loss.py": {
-        "dual_clipped_T = (advantage_T < 0) & (loss_T.detach() > ceiling_T)": {
+        "dual_clipped_T = (advantage_T < 0) & (loss_T > ceiling_T)": {
             "advantage_T < 0 -> advantage_T <= 0": "at advantage 0 the loss and its ceiling are 0",
         },
     },

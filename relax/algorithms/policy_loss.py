@@ -53,7 +53,7 @@ PolicyObjective = Callable[[PolicyTokens, "AlgorithmOptions"], PolicyLoss]
 
 def safe_exp(log_ratio_T: Tensor) -> tuple[Tensor, Tensor]:
     """(exp of the log-ratio held within +-MAX_LOG_RATIO, where it was held). A held token has no gradient."""
-    return torch.exp(log_ratio_T.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)), log_ratio_T.detach().abs() > MAX_LOG_RATIO
+    return torch.exp(log_ratio_T.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)), log_ratio_T.abs() > MAX_LOG_RATIO
 
 
 def safe_ratio(logp_T: Tensor, old_logp_T: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,10 +96,9 @@ def clip_ratio(
     dual_clipped_T = torch.zeros_like(overflow_T)
     if dual_clip is not None:
         ceiling_T = -dual_clip * advantage_T
-        dual_clipped_T = (advantage_T < 0) & (loss_T.detach() > ceiling_T)
+        dual_clipped_T = (advantage_T < 0) & (loss_T > ceiling_T)
         loss_T = torch.where(dual_clipped_T, ceiling_T, loss_T)
-    clipped_T = (held_T > free_T).detach()
-    return PolicyLoss(loss_T, ratio_T.detach(), clipped_T, dual_clipped_T, overflow_T)
+    return PolicyLoss(loss_T, ratio_T.detach(), held_T > free_T, dual_clipped_T, overflow_T)
 
 
 def clipped_objective(tokens: PolicyTokens, options: AlgorithmOptions) -> PolicyLoss:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -117,7 +119,8 @@ def test_it_trains_on_the_cluster_and_leaves_it_and_everybody_else_alone(cluster
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
         assert "step 2/2" in done.stdout
         assert f"ended process {left.pid}, left over from job {job}" in done.stderr
-        assert "Ray cluster with the head 127.0.0.1" in done.stderr  # MASTER_ADDR
+        told = re.search(r"Ray cluster with the head (\S+), job server", done.stderr)  # MASTER_ADDR
+        assert told is not None and ip_address(told[1]), done.stderr  # Ray puts the machine's own for a loopback one
         assert left.wait(10) is not None
         assert foreign.poll() is None
         assert cluster.head.poll() is None
@@ -158,7 +161,7 @@ def test_an_interrupted_script_stops_its_job_and_not_the_cluster(cluster: Foreig
             [*command, *more], env=cluster.env, stdout=out, stderr=out, cwd=ROOT, start_new_session=True
         )
     try:
-        end = time.monotonic() + 200
+        end = time.monotonic() + 600  # a busy machine hands a job's log on late
         while "step 2/" not in log.read_text():
             assert script.poll() is None and time.monotonic() < end, log.read_text()[-3000:]
             time.sleep(0.5)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax.algorithms.policy_loss import MAX_LOG_RATIO, clipped_policy_loss
+from relax.algorithms.policy_loss import MAX_LOG_RATIO, clip_ratio, clipped_policy_loss, safe_exp
 
 
 def loss_of(ratio, advantage, dtype=torch.float64, **options):
@@ -44,6 +44,22 @@ def test_dual_clip_bounds_the_loss_of_a_bad_token_L17():
     assert (
         value == pytest.approx(10.0, abs=1e-12) and slope == pytest.approx(10.0) and not result.dual_clipped_T.item()
     )
+
+
+def test_at_the_dual_clips_bound_itself_the_token_still_has_its_gradient():
+    ratio = torch.tensor([3.0, 3.25], dtype=torch.float64, requires_grad=True)
+    bad, never = torch.tensor([-1.0, -1.0], dtype=torch.float64), torch.zeros(2, dtype=torch.bool)
+    found = clip_ratio(ratio, never, bad, eps_low=0.2, eps_high=0.2, dual_clip=3.0)
+    found.loss_T.sum().backward()
+    assert found.dual_clipped_T.tolist() == [False, True]
+    assert found.loss_T.tolist() == [3.0, 3.0]
+    assert ratio.grad.tolist() == [1.0, 0.0]
+
+
+def test_a_log_ratio_is_held_at_twenty_nats():
+    ratio, held = safe_exp(torch.tensor([20.0, 20.5, -20.5], dtype=torch.float64))
+    assert ratio.tolist() == pytest.approx([485165195.40979, 485165195.40979, 2.06115362e-9], rel=1e-9)
+    assert held.tolist() == [False, True, True]
 
 
 def test_dual_clip_leaves_good_tokens_and_near_tokens_alone():
