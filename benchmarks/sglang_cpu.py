@@ -5,7 +5,8 @@
 
 First the tests of tests/conformance run against SGLang 0.5.23, as it is published, behind our CPU platform. Then the
 quick start's omni model (with experts, in the form that SGLang serves) trains for some steps, fully async, by the
-ordinary training command: on images with weights by shared memory, on text with weights by gloo broadcast. Every
+ordinary training command: on images with weights by shared memory, on text with weights by gloo broadcast. A plain
+Qwen3 trains adapters on text, which SGLang gets by themselves. Every
 answer of the engine is compared with the trainer's log-probs under the version that made it. The last line is
 `RESULT {json}`; the exit code is 1 when a test or a run failed.
 """
@@ -31,8 +32,9 @@ PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
 LIMIT = 1e-4  # nats, between engine and trainer in float32
 TEST_TIMEOUT_S, RUN_TIMEOUT_S = 1500, 1200
 STOP_TIMEOUT_S = 60  # for a command that is asked to end
-TRANSPORT = {"image": "shm", "audio": "shm", "text": "gloo"}  # of weights
+TRANSPORT = {"image": "shm", "audio": "shm", "text": "gloo", "adapter": "shm"}  # of weights
 EXPERTS, LAYERS = 4, 2
+LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 PROMPTS, SAMPLES = 8, 4  # of one step
 MAX_STALENESS = 1
 
@@ -47,7 +49,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, default=PYTHON, help="interpreter of SGLang's environment")
     parser.add_argument("--skip-tests", action="store_true", help="only train")
-    parser.add_argument("--modalities", nargs="*", choices=("image", "text", "audio"), default=["image", "text"])
+    parser.add_argument("--modalities", nargs="*", choices=tuple(TRANSPORT), default=["image", "text", "adapter"])
     parser.add_argument("--steps", type=int, default=5)
     return parser.parse_args()
 
@@ -85,14 +87,45 @@ def prepare(modality: str, folder: Path) -> tuple[Path, Path]:
     from examples.quickstart.data import write_data
     from examples.quickstart.model import build_model, write_sglang_form
 
+    if modality == "adapter":
+        return write_text_model(folder / "model"), write_data("text", folder / "data")[0]
     build_model(folder / "thinker", layers=LAYERS, experts=EXPERTS)
     write_sglang_form(folder / "thinker", folder / "model")
     return folder / "model", write_data(modality, folder / "data")[0]
 
 
+def write_text_model(folder: Path) -> Path:
+    """A plain Qwen3 with random weights, wide enough that adapters change what it says."""
+    import torch
+    import transformers
+
+    from examples.quickstart.tokenizer import make_tokenizer
+
+    tokenizer = make_tokenizer()
+    config = transformers.Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=16,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    torch.manual_seed(0)
+    transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def flags(modality: str, model: Path, rows: Path, save: Path, python: Path, steps: int) -> list[str]:
     """The command line of an ordinary fully async run; two of them choose the engine."""
-    media = [] if modality == "text" else ["--multimodal-keys", json.dumps({modality: modality})]
+    media = ["--multimodal-keys", json.dumps({modality: modality})] if modality in ("image", "audio") else []
+    if modality == "adapter":
+        media = ["--lora-adapter-mode", "--lora-rank", "8", "--lora-target-modules", *LORA_TARGETS]
     values = {
         "--rollout-backend": "sglang",
         "--sglang-python": python,
@@ -111,7 +144,7 @@ def flags(modality: str, model: Path, rows: Path, save: Path, python: Path, step
         "--engine-max-running-requests": 64,
         "--engine-max-total-tokens": 16384,
         "--parity-interval": 1,  # every step, not only the first
-        "--lr": 1e-3,
+        "--lr": 1e-2 if modality == "adapter" else 1e-3,
         "--save": save,
         "--save-hf": save / "hf",
         "--save-interval": steps,

@@ -7,6 +7,15 @@ from dataclasses import dataclass
 
 HEAD_TYPE_REWARD = "reward_model_terminal_v1"  # a scalar score of the last token
 LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "router", "in_proj", "out_proj")
+LORA_MATRICES = {  # target -> names of linear layers in transformers' language models
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+    "router": ("gate",),
+    "in_proj": ("in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+    "out_proj": ("out_proj",),
+}
 LORA_SCOPES = ("all", "language", "vision")
 DETACH_PATHS = ("embedding", "backbone", "lm-head")
 

@@ -86,6 +86,7 @@ class RolloutSettings:
     drop_overlong: bool = True  # leave prompts above the limit out; False ends the run
     in_order: bool = False  # groups are kept and reported in the order of their ids, and only as many as are asked for
     router_url: str | None = None
+    lora_path: str | None = None  # name of the adapter that requests ask for, where engines merge none
     samples_per_engine: int | None = None  # generate calls at a time for each engine; None: their number stays
     max_staleness: int = 0  # ages that the histogram of a rollout tells apart
 
@@ -568,8 +569,9 @@ class Rollout(Role):
         self._requests.update(request_id, changes)
 
     async def serving(self) -> dict[str, Any]:
-        """Where requests of others may be sent: {"router": url or None, "engines": urls}."""
-        return {"router": self._settings.router_url, "engines": self._engines.serving}
+        """Where requests of others may be sent: {"router": url or None, "engines": urls}, and with which adapter."""
+        settings = self._settings
+        return {"router": settings.router_url, "engines": self._engines.serving, "lora_path": settings.lora_path}
 
     async def scale_out(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return self._requests.scale_out(body, self._engines.names)

@@ -101,11 +101,15 @@ def lora(config: RunConfig) -> Iterator[str]:
 def _adapter_alone(config: RunConfig) -> Iterator[str]:
     """The engine adds the adapter to the matrices that it has loaded, so they must be the trainer's."""
     checkpoint, rollout, why = config.checkpoint, config.rollout, "use --lora-merge-mode, which sends merged weights"
-    if rollout.rollout_backend != "native":
-        yield (
-            f"--lora-adapter-mode: the engines of --rollout-backend {rollout.rollout_backend} take no adapter from "
-            f"the trainer in this version; {why}"
-        )
+    if rollout.rollout_backend == "sglang":
+        others = sorted(set(config.lora.lora_target_modules) & {"router", "in_proj", "out_proj"})
+        if others:
+            yield f"--lora-adapter-mode: SGLang has no adapters on {' '.join(others)}; {why}"
+        if config.cluster.checkpoint_engine_backend != "shm":
+            yield (
+                "--lora-adapter-mode: SGLang takes adapters from folders: leave "
+                f"--checkpoint-engine-backend {config.cluster.checkpoint_engine_backend} out, or {why}"
+            )
     if rollout.rollout_dtype != config.train.train_dtype:
         yield (
             f"--lora-adapter-mode: engines would add the adapter to matrices in {rollout.rollout_dtype}, the trainer "

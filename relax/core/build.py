@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from relax.algorithms.options import AlgorithmOptions
+from relax.backends.additions import LORA_MATRICES
 from relax.backends.base import EngineClient, EngineConfig, ModelSpec, OptimizerSpec, TrainBackend
 from relax.components.messages import PRODUCERS
 from relax.components.training_data import BatchSettings
 from relax.config.checks import MEDIA_LIMITS
 from relax.config.run import RunConfig
-from relax.core.model_parts import class_head, lora_spec, mtp_scale, mtp_spec
+from relax.core.model_parts import asks_adapter, class_head, lora_spec, mtp_scale, mtp_spec, publishes_adapter
 from relax.core.run_folder import RunFolder, result_folder
 from relax.data.media.processing import MediaOptions
 from relax.distributed.bus.base import Bus
 from relax.distributed.bus.factory import make_bus
+from relax.distributed.checkpoint_service.base import ADAPTER_NAME
 from relax.schedule.clock import Clock, RealClock
 from relax.utils.errors import ConfigError
 
@@ -136,19 +138,36 @@ def optimizer_spec(config: RunConfig) -> OptimizerSpec:
 
 def engine_config(config: RunConfig, log_path: Path | None = None) -> EngineConfig:
     rollout = config.rollout
+    of_sglang = rollout.rollout_backend == "sglang"
     return EngineConfig(
         model_path=Path(config.checkpoint.hf_checkpoint),  # type: ignore[arg-type]
         dtype=rollout.rollout_dtype,  # type: ignore[arg-type]
-        tensor_parallel=config.cluster.rollout_num_gpus_per_engine if rollout.rollout_backend == "sglang" else 1,
+        tensor_parallel=config.cluster.rollout_num_gpus_per_engine if of_sglang else 1,
         max_running_requests=rollout.engine_max_running_requests,
         max_total_tokens=rollout.engine_max_total_tokens,
         context_length=rollout.rollout_max_context_len,
         seed=rollout.rollout_seed,
         suppressed_ids=told_ids(config),
         media_options=media_options(config),
-        extra_args=config.external.argv("sglang") if rollout.rollout_backend == "sglang" else (),
+        extra_args=config.external.argv("sglang") if of_sglang else (),
         log_path=log_path,
     )
+
+
+def adapter_args(config: RunConfig) -> tuple[str, ...]:
+    """SGLang's flags of a policy that it gets as adapters."""
+    if not asks_adapter(config):
+        return ()
+    folder = Path(config.checkpoint.hf_checkpoint)  # type: ignore[arg-type]
+    parts = {"vision_config", "audio_config", "thinker_config"} & set(json.loads((folder / "config.json").read_text()))
+    if parts:
+        raise ConfigError(
+            f"--lora-adapter-mode: the model has {sorted(parts)}, and SGLang takes adapters of text models alone in "
+            "this version; use --lora-merge-mode, which sends merged weights"
+        )
+    names = [name for target in config.lora.lora_target_modules for name in LORA_MATRICES[target]]
+    rank = str(config.lora.lora_rank)
+    return ("--enable-lora", "--max-lora-rank", rank, "--max-loras-per-batch", "2", "--lora-target-modules", *names)
 
 
 def told_ids(config: RunConfig) -> tuple[int, ...] | None:
@@ -237,7 +256,7 @@ def build_actor(
         keep_reference=config.uses_kl and "reference" not in config.resource,
         parity=build_parity(config),
         executor=ThreadPoolExecutor(1, thread_name_prefix="actor"),
-        adapter_alone=config.lora.lora_adapter_mode,
+        adapter_alone=publishes_adapter(config),
     )
 
 
@@ -329,7 +348,7 @@ def forward_spec(role: str, config: RunConfig) -> ModelSpec:
     """A role that takes published versions has an adapter of its own where they are one."""
     spec = model_spec(config, trainable=False)
     takes = role == "actor_fwd" or config.algorithm.ref_update_interval is not None
-    return replace(spec, lora=lora_spec(config)) if takes and config.lora.lora_adapter_mode else spec
+    return replace(spec, lora=lora_spec(config)) if takes and publishes_adapter(config) else spec
 
 
 def build_advantages(config: RunConfig, wiring: Wiring, shared: InProcess | None = None) -> Any:
@@ -439,6 +458,7 @@ def build_rollout(config: RunConfig, wiring: Wiring, shared: InProcess | None = 
             max_staleness=config.cluster.max_staleness,
             samples_per_engine=config.rollout.sglang_server_concurrency or 1,
             router_url=None if shared else f"http://{wiring.router_host}:{wiring.router_port}",
+            lora_path=options.lora_path,
         ),
         sample_filter=sample_filter(config, args),
         post_process=post_process(config, args),
@@ -464,6 +484,7 @@ def rollout_options(config: RunConfig) -> Any:
         strict_timing=config.cluster.deterministic,
         protected_after=rollout.partial_rollout_max_aborted_count,
         mask_off_policy=rollout.mask_offpolicy_in_partial_rollout,
+        lora_path=ADAPTER_NAME if asks_adapter(config) else None,
     )
 
 
@@ -505,10 +526,11 @@ def build_engine(config: RunConfig, log_path: Path, host: str) -> Any:
     """One engine process that listens on `host`, for the worker that hosts it. Imports no torch."""
     from relax.backends.engine_process import EngineProcess
 
+    own = engine_config(config, log_path)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return EngineProcess(
         engine_spec(config),
-        engine_config(config, log_path),
+        replace(own, extra_args=(*own.extra_args, *adapter_args(config))),
         clock=RealClock(),
         host=host,
         gpus=tuple(int(card) for card in visible.split(",") if card.strip().isdecimal()),

@@ -30,13 +30,15 @@ ROUTER_PARTS = frozenset({"text", "image_url"})
 
 
 def add_chat_routes(http: FastAPI, call: Call) -> None:
-    """`call("serving")` -> {"router": url or None, "engines": urls}."""
+    """`call("serving")` -> {"router": url or None, "engines": urls, "lora_path": of the policy, or None}."""
     proxy = _Proxy()
 
     @http.post(CHAT)
     async def chat(request: Request) -> Response:
-        body = read_body(await request.body())
-        return await proxy.send("POST", choose(body, await call("serving"), next(proxy.turns)) + CHAT, body)
+        body, serving = read_body(await request.body()), await call("serving")
+        if serving.get("lora_path") is not None:
+            body.setdefault("lora_path", serving["lora_path"])
+        return await proxy.send("POST", choose(body, serving, next(proxy.turns)) + CHAT, body)
 
     @http.get(MODELS)
     async def models() -> Response:

@@ -52,6 +52,16 @@ def lora_spec(config: RunConfig) -> LoraSpec | None:
     )
 
 
+def publishes_adapter(config: RunConfig) -> bool:
+    """Versions hold the adapter alone. Predictions of supervised training get merged weights in either mode."""
+    return config.lora.lora_adapter_mode and config.algorithm.loss_type == "policy_loss"
+
+
+def asks_adapter(config: RunConfig) -> bool:
+    """Requests name the adapter: the engine keeps it beside the model instead of merging it."""
+    return publishes_adapter(config) and config.rollout.rollout_backend == "sglang"
+
+
 def mtp_spec(config: RunConfig) -> MtpSpec | None:
     section = config.mtp
     if not section.enable_mtp_training:

@@ -22,20 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from relax.backends.additions import LoraSpec
+from relax.backends.additions import LORA_MATRICES, LoraSpec
 from relax.backends.exact.low_rank import A, B, is_adapter, merged_weight
 from relax.utils.errors import ConfigError, InternalError
 
-# Megatron's names of matrices -> names of linear layers in transformers' models, by the part of the model.
-_LANGUAGE = {
-    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
-    "linear_proj": ("o_proj",),
-    "linear_fc1": ("gate_proj", "up_proj"),
-    "linear_fc2": ("down_proj",),
-    "router": ("gate",),
-    "in_proj": ("in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
-    "out_proj": ("out_proj",),
-}
+# Megatron's names of matrices -> names of linear layers in transformers' encoders.
 _ENCODER = {
     "linear_qkv": ("qkv", "q_proj", "k_proj", "v_proj", "q", "k", "v"),
     "linear_proj": ("proj", "o_proj", "out_proj"),
@@ -106,7 +97,7 @@ class LoraLinear(nn.Linear):
 def add_adapters(hf: nn.Module, text_model: nn.Module, towers: dict[str, nn.Module], spec: LoraSpec) -> DropoutKey:
     """Replace the matrices that `spec` names, in place. Raises `ConfigError` for a target that is not there."""
     key = DropoutKey(spec.seed)
-    trees = [(text_model, _LANGUAGE)] if spec.scope in ("all", "language") else []
+    trees = [(text_model, LORA_MATRICES)] if spec.scope in ("all", "language") else []
     if spec.scope in ("all", "vision"):
         trees += [(tower, _ENCODER) for name, tower in towers.items() if spec.scope == "all" or name == "visual"]
     if not trees:

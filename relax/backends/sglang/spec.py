@@ -79,6 +79,7 @@ class SglangEngine:
             ]
         if not gpus:
             argv += CPU_ARGS
+            argv += ("--lora-backend", "torch_native") if "--enable-lora" in extra else ()
         nodes = -(-config.tensor_parallel // len(gpus)) if gpus else 1
         if nodes > 1:
             argv += ["--nnodes", str(nodes), "--node-rank", str(node_rank)]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 ADAPTER = "adapter"  # in `WeightManifest.extra` and in bodies that announce a broadcast: `AdapterFacts` as JSON
+ADAPTER_NAME = "relax_policy_lora"  # under which SGLang holds the newest version, and requests ask for it
 DTYPE_BYTES = {  # safetensors' words
     "F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2,
     "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from relax.distributed.checkpoint_service.base import WeightManifest
+from relax.distributed.checkpoint_service.base import ADAPTER_NAME, WeightManifest
 from relax.distributed.checkpoint_service.gloo import buckets
 from relax.schedule.clock import Clock
 from relax.utils.errors import WeightSyncError
@@ -30,7 +30,7 @@ CLEAN_UP_S = 10.0  # seconds granted to resume an engine after a failure
 
 
 class WeightReceiver(Protocol):
-    """What an install needs of an engine client. `info()` has a `weight_version`, a string."""
+    """What an install needs of an engine client. `info()` has a `weight_version`, a string, and a `backend`."""
 
     url: str
 
@@ -173,6 +173,7 @@ class _Install:
         self._stage, self._error = "info", ""
         self._paused_at: float | None = None
         self._joined = False
+        self._beside = False  # the engine keeps adapters beside its model, by name
         self._end = self._start
 
     def result(self) -> EngineInstall:
@@ -192,13 +193,12 @@ class _Install:
         version, adapter = self._manifest.version, self._manifest.adapter
 
         async def stages() -> None:
-            held = (await self._engine.info()).weight_version
-            if str(held) == str(version):
+            info = await self._engine.info()
+            self._beside = adapter is not None and info.backend == "sglang"
+            if str(info.weight_version) == str(version):
                 self.status = "skipped"
-            elif adapter is not None and adapter.stands_since(held, version):
-                self._stage = "end"
-                body = {"new_version": str(version), "abort_all_requests": False}
-                _accepted(await self._engine.post("/update_weight_version", body))
+            elif adapter is not None and adapter.stands_since(info.weight_version, version):
+                await self._relabel()
                 self.status = "installed"
 
         await self._guard(stages())
@@ -231,14 +231,18 @@ class _Install:
             await self._join(self.group)
         if self._pause_mode is not None:
             self._stage, self._paused_at = "pause", self._clock.now()
-            await engine.pause(self._pause_mode)
+            # an adapter that a request uses is not unloaded, however long its engine stands still
+            await engine.pause("abort" if self._beside else self._pause_mode)
         await pause_at("sync")
-        self._stage = "begin"
-        await engine.weights_begin()
-        self._stage = "weights"
-        await self._load()
-        self._stage = "end"
-        await engine.weights_end(version)
+        if self._beside:
+            await self._replace_adapter()
+        else:
+            self._stage = "begin"
+            await engine.weights_begin()
+            self._stage = "weights"
+            await self._load()
+            self._stage = "end"
+            await engine.weights_end(version)
         if self._pause_mode is not None:
             self._stage = "resume"
             await engine.resume()
@@ -272,6 +276,23 @@ class _Install:
             await self._engine.weights_from_disk(Path(manifest.folder), manifest.version, **keep)
         else:
             raise WeightSyncError(f"the manifest of version {manifest.version} names no folder")
+
+    async def _replace_adapter(self) -> None:
+        """SGLang takes adapters from folders in peft's form; loading one under a name that is taken is refused."""
+        self._stage = "weights"
+        try:
+            await self._engine.post("/unload_lora_adapter", {"lora_name": ADAPTER_NAME})
+        except ValueError as error:  # the log is told: there is none at first, and one that stays is refused below
+            logger.info("no adapter was unloaded engine=%s answer=%s", self._engine.url, error)
+        body = {"lora_name": ADAPTER_NAME, "lora_path": self._manifest.folder}
+        _accepted(await self._engine.post("/load_lora_adapter", body))
+        await self._relabel()
+
+    async def _relabel(self) -> None:
+        """Give the weights in force the version's number."""
+        self._stage = "end"
+        body = {"new_version": str(self._manifest.version), "abort_all_requests": False}
+        _accepted(await self._engine.post("/update_weight_version", body))
 
     async def _clean_up(self, call: Awaitable[Any], what: str) -> None:
         """A second failure is logged; the report names the engine already."""

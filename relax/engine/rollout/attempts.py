@@ -45,6 +45,7 @@ class GenerationOptions:
     protected_after: int | None = None  # interruptions after which a response is left to run; None: never
     mask_off_policy: bool = False  # train only on tokens of the newest version of a continued response
     stream: str = "sample"  # random stream: "sample" or "eval"
+    lora_path: str | None = None  # name of the adapter that requests ask for, where the engine merges none
     strict_timing: bool = False  # a time-out ends the run, whatever `on_failure` says (--deterministic)
 
 
@@ -132,6 +133,7 @@ class SampleRunner:
             gate=self._wait_open,
             first_turn=sample.abort_count if sample.response_length else 0,
             interruption=self._interruption(hook, sample),
+            lora_path=self._options.lora_path,
         )
         tally.attempts += 1
         tally.in_flight.add(recorder)

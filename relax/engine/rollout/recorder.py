@@ -101,6 +101,7 @@ class SampleRecorder:
         gate: awaited before every request; holds requests back while the rollout is paused.
         first_turn: turns of earlier calls, when an interrupted response is continued.
         interruption: what a weight update may do to its requests.
+        lora_path: name of the engine's adapter that every request asks for.
     """
 
     def __init__(
@@ -113,7 +114,9 @@ class SampleRecorder:
         gate: Callable[[], Awaitable[None]] | None = None,
         first_turn: int = 0,
         interruption: Interruption = "none",
+        lora_path: str | None = None,
     ) -> None:
+        self._lora_path = lora_path
         self._seed, self._stream, self._max_response_len, self._gate = seed, stream, max_response_len, gate
         self._group, self._index, self._attempt = sample.group_index or 0, sample.index or 0, sample.attempt
         self._turn = first_turn
@@ -138,6 +141,8 @@ class SampleRecorder:
         payload.setdefault("rid", str(RequestId(self._group, self._index, self._attempt, turn)))
         params.setdefault("sampling_seed", stream_key(self._seed, self._stream, self._group, self._index, turn))
         payload.setdefault("return_logprob", True)
+        if self._lora_path is not None:
+            payload["lora_path"] = self._lora_path
         if self._max_response_len is not None:
             left = self._max_response_len - self._carried - self._sampled_before(payload.get("input_ids"))
             if left <= 0:

@@ -8,6 +8,7 @@ import pytest
 from relax.config.run import default_config
 from relax.utils.errors import ConfigError
 
+SGLANG = {"rollout_backend": "sglang", "sglang_python": sys.executable}
 CLASSES = {
     "task_type": "seq_cls",
     "num_labels": 3,
@@ -105,8 +106,12 @@ def test_flags_of_dpo_alone_have_no_effect():
     [
         ({"lora_merge_mode": True, "lora_adapter_mode": True}, "exclude each other: keep one"),
         (
-            {"lora_adapter_mode": True, "rollout_backend": "sglang", "sglang_python": sys.executable},
-            "the engines of --rollout-backend sglang take no adapter from the trainer in this version; use --lora",
+            {"lora_adapter_mode": True, **SGLANG, "lora_target_modules": ("linear_qkv", "in_proj")},
+            "--lora-adapter-mode: SGLang has no adapters on in_proj; use --lora-merge-mode",
+        ),
+        (
+            {"lora_adapter_mode": True, **SGLANG, "checkpoint_engine_backend": "gloo"},
+            "SGLang takes adapters from folders: leave --checkpoint-engine-backend gloo out",
         ),
         (
             {"lora_adapter_mode": True, "train_dtype": "fp32", "rollout_dtype": "bf16"},

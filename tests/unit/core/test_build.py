@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
+
+import pytest
 
 from relax.config.checks import MEDIA_LIMITS
 from relax.config.run import default_config
-from relax.core.build import engine_config, media_options, model_spec, suppressed_ids
+from relax.core.build import adapter_args, engine_config, media_options, model_spec, rollout_options, suppressed_ids
 from relax.data.media.processing import MediaOptions
+from relax.utils.errors import ConfigError
 from tests.builders import build_tiny_model_folder, tiny_tokenizer
 
 
@@ -57,3 +61,19 @@ def test_the_trainer_starts_from_the_reference_model_and_the_engine_from_the_che
     assert engine_config(config).model_path == folder
     alone = default_config(hf_checkpoint=str(folder))
     assert model_spec(alone, trainable=True).hf_path == model_spec(alone, trainable=False).hf_path == folder
+
+
+def test_sglang_is_started_for_the_adapters_of_the_run_and_for_text_models_alone(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"]}))
+    flags = {"hf_checkpoint": str(tmp_path), "rollout_backend": "sglang", "lora_rank": 8}
+    flags["sglang_python"] = sys.executable
+    assert adapter_args(default_config(**flags, lora_merge_mode=True)) == ()
+    assert adapter_args(default_config(**{**flags, "rollout_backend": "native"}, lora_adapter_mode=True)) == ()
+    alone = default_config(**flags, lora_adapter_mode=True, lora_target_modules=("linear_qkv", "linear_fc2"))
+    names = "q_proj k_proj v_proj down_proj"
+    text = f"--enable-lora --max-lora-rank 8 --max-loras-per-batch 2 --lora-target-modules {names}"
+    assert adapter_args(alone) == tuple(text.split())
+    assert rollout_options(alone).lora_path == "relax_policy_lora"
+    (tmp_path / "config.json").write_text(json.dumps({"vision_config": {}, "text_config": {}}))
+    with pytest.raises(ConfigError, match="SGLang takes adapters of text models alone"):
+        adapter_args(alone)

@@ -114,6 +114,14 @@ async def test_a_chat_and_its_answer_pass_unchanged(upstream):
     assert caught.value.status == 422
 
 
+async def test_a_chat_asks_for_the_policys_adapter_where_engines_keep_it_beside_the_model(upstream):
+    server, url = upstream
+    client = door({"router": url, "engines": [url], "lora_path": "relax_policy_lora"})
+    await client.post(CHAT, {"messages": HELLO})
+    await client.post(CHAT, {"messages": HELLO, "lora_path": "another"})
+    assert [body["lora_path"] for body in server.bodies] == ["relax_policy_lora", "another"]
+
+
 async def test_a_stream_passes_through_and_a_break_is_told_before_the_end(upstream):
     _, url = upstream
     client = door({"router": url, "engines": [url]})

@@ -112,3 +112,11 @@ def test_dense_layers_among_experts_are_refused(tmp_path, dense):
                 assert command(EngineConfig(tmp_path)).argv
     config.write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"], **dense}))
     assert command(EngineConfig(tmp_path)).argv
+
+
+def test_adapters_are_multiplied_by_torch_where_there_is_no_gpu(tmp_path):
+    config = EngineConfig(tmp_path, extra_args=("--enable-lora", "--max-lora-rank", "8"))
+    argv = command(config).argv
+    assert argv[argv.index("--lora-backend") + 1] == "torch_native"
+    assert argv[-3:] == ("--enable-lora", "--max-lora-rank", "8")
+    assert "--lora-backend" not in command(EngineConfig(tmp_path)).argv

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from relax.distributed.checkpoint_service.base import WeightManifest
+from relax.distributed.checkpoint_service.base import ADAPTER, ADAPTER_NAME, AdapterFacts, WeightManifest
 from relax.distributed.checkpoint_service.updater import InstallReport, install_version
 from relax.schedule.clock import VirtualClock, run_virtual
 from relax.utils.errors import WeightSyncError
@@ -34,7 +34,7 @@ class StagingEngine:
             raise ConnectionError(f"{name} broke")
 
     async def info(self) -> Any:
-        return SimpleNamespace(weight_version=self.version)
+        return SimpleNamespace(weight_version=self.version, backend="native")
 
     async def pause(self, mode: str) -> None:
         await self._call(f"pause:{mode}")
@@ -134,3 +134,93 @@ def test_a_manifest_without_a_folder_is_named_before_the_engine_switches() -> No
 
 def test_no_engines_is_an_empty_report() -> None:
     assert install().engines == ()
+
+
+# ------------------------------------------------------------------ adapters by themselves
+
+CONFIG = {"r": 4, "lora_alpha": 16}
+
+
+def adapter(version: int, since: int) -> WeightManifest:
+    facts = AdapterFacts(CONFIG, {}, since)
+    return WeightManifest(version, "shm", f"/dev/shm/run/v{version}", (), 8, {ADAPTER: facts.to_json()})
+
+
+class SglangEngine(StagingEngine):
+    """SGLang's routes for adapters, as documented and as SGLang 0.5.23 answers: {name: folder} beside the model.
+
+    Loading under a name that is taken, and unloading one that is not, are answered with status 400.
+    """
+
+    def __init__(self, version: str = "default", fails: str = "") -> None:
+        super().__init__("s", version, fails=fails)
+        self.loaded: dict[str, str] = {}
+
+    async def info(self) -> Any:
+        return SimpleNamespace(weight_version=self.version, backend="sglang")
+
+    async def post(self, path: str, payload: Any = None) -> Any:
+        await self._call(path)
+        if path == "/update_weight_version":
+            self.version = payload["new_version"]
+            assert payload["abort_all_requests"] is False
+        elif path == "/load_lora_adapter":
+            if payload["lora_name"] in self.loaded:
+                raise ValueError("400: already loaded")
+            self.loaded[payload["lora_name"]] = payload["lora_path"]
+        elif path == "/unload_lora_adapter" and self.loaded.pop(payload["lora_name"], None) is None:
+            raise ValueError("400: not loaded")
+        return {"success": True}
+
+
+def install_adapter(engine: StagingEngine, manifest: WeightManifest, pause_mode: Any = "retract") -> InstallReport:
+    return run_virtual(install_version(manifest, [engine], clock=VirtualClock(), timeout_s=30, pause_mode=pause_mode))
+
+
+def test_sglang_gets_each_adapter_under_the_one_name_after_its_requests_have_ended() -> None:
+    engine = SglangEngine()
+    replace = ["/unload_lora_adapter", "/load_lora_adapter", "/update_weight_version"]
+    for version in (0, 1):
+        install_adapter(engine, adapter(version, version)).check()
+        assert engine.loaded == {ADAPTER_NAME: f"/dev/shm/run/v{version}"}
+        assert engine.version == str(version)
+    assert engine.calls == 2 * ["pause:abort", *replace, "resume"]
+    asleep = SglangEngine()
+    install_adapter(asleep, adapter(3, 3), pause_mode=None).check()
+    assert asleep.calls == replace
+
+
+def test_an_adapter_that_sglang_does_not_load_leaves_the_old_number() -> None:
+    engine = SglangEngine()
+    install_adapter(engine, adapter(1, 1)).check()
+    engine._fails = "/load_lora_adapter"
+    report = install_adapter(engine, adapter(2, 2))
+    assert report.engines[0].stage == "weights" and engine.version == "1"
+    assert engine.calls[-1] == "resume"
+    engine._fails = ""
+    install_adapter(engine, adapter(3, 3)).check()  # although nothing is there to unload
+    assert engine.loaded == {ADAPTER_NAME: "/dev/shm/run/v3"}
+
+
+@pytest.mark.parametrize("kind", [StagingEngine, SglangEngine])
+@pytest.mark.parametrize(
+    ("held", "since", "numbered"), [("1", 1, True), ("2", 1, True), ("0", 1, False), ("default", 1, False)]
+)
+def test_only_an_engine_that_has_the_bits_is_told_the_number_alone(kind, held, since, numbered) -> None:
+    engine = kind("a", held) if kind is StagingEngine else kind(held)
+    install_adapter(engine, adapter(3, since)).check()
+    assert (engine.calls == ["/update_weight_version"]) is numbered
+
+
+def test_the_facts_of_an_adapter_say_its_scale_and_from_when_it_is() -> None:
+    manifest = adapter(5, 3)
+    again = WeightManifest.from_json(manifest.to_json())
+    assert again == manifest and again.adapter is not None
+    assert again.adapter.scale == 4.0
+    assert [again.adapter.stands_since(held, 5) for held in ("2", "3", 4, "5", "default")] == [
+        False, True, True, False, False,
+    ]  # fmt: skip
+    assert (manifest.moved_bytes, adapter(3, 3).moved_bytes, MANIFEST.moved_bytes) == (0, 8, MANIFEST.num_bytes)
+    for wrong in ({}, {**again.adapter.to_json(), "config": {"r": 0, "lora_alpha": 1}}, None):
+        with pytest.raises(ValueError, match="not the facts of an adapter"):
+            AdapterFacts.from_json(wrong)

@@ -85,3 +85,12 @@ async def test_a_list_of_sampling_params_is_refused():
     recorder = SampleRecorder(seed=1, stream="sample", sample=Sample(group_index=1, index=0))
     with pytest.raises(Exception, match="one request a sample"):
         await recorder.before({"sampling_params": [{}, {}]})
+
+
+async def test_every_request_asks_for_the_policys_adapter_where_there_is_one():
+    sample = Sample(group_index=1, index=0)
+    for name in (None, "relax_policy_lora"):
+        recorder = SampleRecorder(seed=1, stream="sample", sample=sample, lora_path=name)
+        payload: dict[str, Any] = {"input_ids": [1], "sampling_params": {}}
+        await recorder.before(payload)
+        assert payload.get("lora_path") == name
