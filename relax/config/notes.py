@@ -122,6 +122,12 @@ def _engines(config: RunConfig) -> Iterator[str]:
         yield f"--num_rollouts is the number of inference engines ({engines}); --num-rollout is that of rounds"
     if config.rollout.sglang_python is not None and config.rollout.rollout_backend != "sglang":
         yield "--sglang-python has no effect with --rollout-backend native"
+    aborts = config.lora.lora_adapter_mode and config.rollout.rollout_backend == "sglang" and config.mode != "colocate"
+    if aborts and not config.rollout.partial_rollout:
+        yield (
+            "--lora-adapter-mode with SGLang: each version aborts the requests that run, and they are generated again "
+            "from the start: add --partial-rollout, which continues them"
+        )
     if config.rollout.rollout_dtype != config.train.train_dtype:
         yield (
             f"engines compute in {config.rollout.rollout_dtype} and the trainer in {config.train.train_dtype}: "

@@ -232,7 +232,8 @@ class _Install:
         if self._pause_mode is not None:
             self._stage, self._paused_at = "pause", self._clock.now()
             # an adapter that a request uses is not unloaded, however long its engine stands still
-            await engine.pause("abort" if self._beside else self._pause_mode)
+            mode: PauseMode = "abort" if self._beside else self._pause_mode
+            await engine.pause(mode)
         await pause_at("sync")
         if self._beside:
             await self._replace_adapter()

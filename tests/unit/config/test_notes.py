@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from relax.config.run import default_config
 
 ASYNC = {"fully_async": True, "max_staleness": 1}
+ADAPTER = {"lora_rank": 8, "lora_adapter_mode": True, "rollout_backend": "sglang", "sglang_python": sys.executable}
 ROLES = {"actor": [1, 1], "rollout": [1, 1], "reference": [1, 1], "actor_fwd": [1, 1]}
 
 
@@ -39,6 +41,9 @@ ROLES = {"actor": [1, 1], "rollout": [1, 1], "reference": [1, 1], "actor_fwd": [
         ({"rm_type": None}, ["no reward flag is given"]),
         ({"custom_rm_path": "a.b"}, ["--rm-type math is not used"]),
         ({"rollout_dtype": "bf16"}, ["engines compute in bf16 and the trainer in fp32"]),
+        (ASYNC | ADAPTER, ["each version aborts the requests that run, and they are generated again from the start"]),
+        (ASYNC | ADAPTER | {"partial_rollout": True}, []),
+        (ADAPTER, []),
         ({"sglang_python": "/x"}, ["--sglang-python has no effect with --rollout-backend native"]),
     ],
 )
