@@ -24,9 +24,10 @@ from relax.utils.http_utils import register_local, unregister_local
 from relax.utils.rng import stream_key
 from relax.utils.types import Sample
 from tests.fake_engine import FakeEngine
+from tests.unit.engine.rollout.limits import NO_LIMITS
 
 URL = "http://10.0.0.3:3000"
-ARGS = SimpleNamespace(sglang_router_ip="10.0.0.3", sglang_router_port=3000)
+ARGS = SimpleNamespace(sglang_router_ip="10.0.0.3", sglang_router_port=3000, hf_checkpoint="none", **NO_LIMITS)
 GREEDY = SamplingOptions(max_response_len=6, temperature=0.0).params()
 
 

@@ -20,9 +20,10 @@ from relax.utils.http_utils import recording, register_local, unregister_local
 from relax.utils.types import Sample
 from tests.builders import tiny_tokenizer
 from tests.fake_engine import FakeEngine, log_prob_of
+from tests.unit.engine.rollout.limits import NO_LIMITS
 
 URL = "http://10.0.0.4:3000"
-ARGS = SimpleNamespace(sglang_router_ip="10.0.0.4", sglang_router_port=3000)
+ARGS = SimpleNamespace(sglang_router_ip="10.0.0.4", sglang_router_port=3000, hf_checkpoint="none", **NO_LIMITS)
 PARAMS = SamplingOptions(max_response_len=6).params()
 
 
@@ -53,6 +54,33 @@ async def test_status_and_stop_follow_the_engine(engine, tokens, status, finish,
     assert sample.rollout_log_probs == [log_prob_of(t) for t in sample.tokens[2:]]
     assert sample.weight_versions == [4] * length
     assert sample.loss_mask == [1] * length
+
+
+@pytest.mark.parametrize(
+    ("context", "prompt", "done", "asked"),
+    [
+        (100, 3, 0, 6),  # the budget of PARAMS
+        (8, 3, 0, 5),  # what the context leaves
+        (8, 3, 2, 3),  # of both, with two tokens there already: 6 - 2 and 8 - 5
+        (100, 3, 2, 4),
+        (3, 3, 0, 6),  # no room for any: the engine says so
+    ],
+)
+async def test_a_response_takes_no_more_than_the_context_leaves(engine, tmp_path, context, prompt, done, asked):
+    tiny_tokenizer().save_pretrained(tmp_path)
+    args = SimpleNamespace(**(vars(ARGS) | {"rollout_max_context_len": context, "hf_checkpoint": str(tmp_path)}))
+    began = {"response_length": done, "rollout_log_probs": [0.0] * done, "weight_versions": [0] * done}
+    engine.num_tokens = lambda payload: 40
+    await generate(args, Sample(tokens=[2, 3, 4, 5, 6][: prompt + done], rollout_tokens=[2, 3, 4], **began), PARAMS)
+    assert [request["sampling_params"]["max_new_tokens"] for request in engine.requests] == [asked]
+
+
+async def test_a_response_that_has_filled_the_context_ends_without_a_request(engine):
+    args = SimpleNamespace(**(vars(ARGS) | {"rollout_max_context_len": 5}))
+    began = {"response_length": 2, "rollout_log_probs": [0.0] * 2, "weight_versions": [0] * 2, "loss_mask": [1, 1]}
+    sample = await generate(args, Sample(tokens=[2, 3, 4, 5, 6], rollout_tokens=[2, 3, 4], **began), PARAMS)
+    assert (sample.status, sample.finish_reason) == (Sample.Status.TRUNCATED, "length")
+    assert (sample.response_length, engine.requests) == (2, [])
 
 
 @pytest.mark.parametrize("matched", [151645, 151643, "</answer>"])
@@ -152,7 +180,7 @@ async def test_text_of_a_continued_response_is_decoded_whole(engine, tmp_path):
     engine.edit = edit
     sample = Sample(rollout_tokens=[2, 3], tokens=[2, 3, ids[0]], response_length=1, response="\ufffd")
     sample.loss_mask, sample.rollout_log_probs, sample.weight_versions = [1], [-1.0], [0]
-    args = SimpleNamespace(**vars(ARGS), hf_checkpoint=str(tmp_path))
+    args = SimpleNamespace(**(vars(ARGS) | {"hf_checkpoint": str(tmp_path)}))
     sample = await generate(args, sample, PARAMS)
     assert sample.response == "\u00e9"
     assert (sample.tokens, sample.response_length) == ([2, 3, *ids], 2)

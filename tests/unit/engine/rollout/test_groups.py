@@ -20,9 +20,10 @@ from relax.utils.http_utils import HttpError, register_local, unregister_local
 from relax.utils.types import Sample
 from tests.builders import tiny_tokenizer
 from tests.fake_engine import FakeEngine
+from tests.unit.engine.rollout.limits import NO_LIMITS
 
 URL = "http://10.0.0.2:3000"
-ARGS = SimpleNamespace(sglang_router_ip="10.0.0.2", sglang_router_port=3000, hf_checkpoint=None)
+ARGS = SimpleNamespace(sglang_router_ip="10.0.0.2", sglang_router_port=3000, hf_checkpoint=None, **NO_LIMITS)
 
 
 class LengthScorer:

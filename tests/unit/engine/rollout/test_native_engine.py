@@ -25,6 +25,7 @@ from relax.schedule.clock import RealClock
 from relax.utils.http_utils import HttpError, post, register_local, unregister_local
 from relax.utils.types import Sample
 from tests.builders import build_tiny_model_folder, tiny_tokenizer
+from tests.unit.engine.rollout.limits import NO_LIMITS
 
 URL = "http://10.0.0.5:3000"
 
@@ -66,6 +67,7 @@ def make_args(folder) -> SimpleNamespace:
         rollout_num_gpus_per_engine=1,
         sglang_server_concurrency=None,
         engine_max_running_requests=16,
+        **NO_LIMITS,
         partial_rollout=False,
         partial_rollout_max_aborted_count=None,
         mask_offpolicy_in_partial_rollout=False,

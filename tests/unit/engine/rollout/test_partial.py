@@ -22,9 +22,10 @@ from relax.utils.rng import stream_key
 from relax.utils.types import Sample
 from tests.builders import tiny_tokenizer
 from tests.fake_engine import FakeEngine, log_prob_of, token_at
+from tests.unit.engine.rollout.limits import NO_LIMITS
 
 URL = "http://10.0.0.7:3000"
-ARGS = SimpleNamespace(sglang_router_ip="10.0.0.7", sglang_router_port=3000, hf_checkpoint=None)
+ARGS = SimpleNamespace(sglang_router_ip="10.0.0.7", sglang_router_port=3000, hf_checkpoint=None, **NO_LIMITS)
 PROMPT = [2, 3, 4]
 BUDGET = 8
 
