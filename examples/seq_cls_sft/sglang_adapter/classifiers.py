@@ -71,7 +71,7 @@ class Classifier(nn.Module):
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__()
-        from sglang.srt.distributed import get_pp_group
+        from sglang.srt.distributed.parallel_state import get_pp_group
 
         refuse_pipeline(get_pp_group().world_size)
         self.config, self.quant_config = config, quant_config

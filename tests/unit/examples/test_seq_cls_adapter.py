@@ -62,7 +62,7 @@ class Qwen3_5ForCausalLM(torch.nn.Module):
 """
 FILES = {
     "srt/models/qwen3_5.py": QWEN3_5,
-    "srt/distributed.py": "from types import SimpleNamespace\nSTAGES = [1]\n\n\ndef get_pp_group():\n"
+    "srt/distributed/parallel_state.py": "from types import SimpleNamespace\nSTAGES = [1]\n\n\ndef get_pp_group():\n"
     "    return SimpleNamespace(world_size=STAGES[0])\n",
     "srt/layers/pooler.py": "from collections import namedtuple\n"
     'EmbeddingPoolerOutput = namedtuple("EmbeddingPoolerOutput", "embeddings")\n',
@@ -132,7 +132,7 @@ def test_a_served_model_with_encoders_reads_text_by_its_body(adapter, tmp_path):
 
 
 def test_pipeline_parallelism_is_refused_before_the_model_is_built(adapter, exported):
-    distributed = importlib.import_module("sglang.srt.distributed")
+    distributed = importlib.import_module("sglang.srt.distributed.parallel_state")
     distributed.STAGES[0] = 2
     with pytest.raises(ValueError, match="tensor parallelism only: --pp-size 2 is not supported"):
         adapter.EntryClass[0](transformers.AutoConfig.from_pretrained(exported))
