@@ -62,6 +62,7 @@ def notes(config: RunConfig) -> Iterator[str]:
     yield from _unused_roles(config)
     yield from _batches(config)
     yield from _engines(config)
+    yield from _distillation(config)
     if config.lora.lora_rank and not (config.lora.lora_merge_mode or config.lora.lora_adapter_mode):
         yield "--lora-rank without --lora-merge-mode or --lora-adapter-mode: engines and exports get merged weights"
 
@@ -114,6 +115,15 @@ def _batches(config: RunConfig) -> Iterator[str]:
         yield f"--rm-type {reward.rm_type} is not used: --custom-rm-path {reward.custom_rm_path} scores every sample"
     if not (reward.rm_type or reward.custom_rm_path or reward.rm_type_infer or reward.rm_type_fallback):
         yield "no reward flag is given: each row's metadata must name its rm_type, or the generate function must score"
+
+
+def _distillation(config: RunConfig) -> Iterator[str]:
+    opd = config.distillation
+    if opd.use_opd and opd.opd_kl_coef and opd.opd_kl_type == "low_var_kl":
+        yield (
+            "--opd-kl-type low_var_kl in the advantages has the expected gradient of KL(p, q) - KL(q, p), which is "
+            "nothing near the teacher: use reverse_kl, or --opd-loss-coef"
+        )
 
 
 def _engines(config: RunConfig) -> Iterator[str]:

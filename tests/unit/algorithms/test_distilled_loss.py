@@ -74,6 +74,27 @@ def test_the_divergence_of_a_token_is_held():
     assert made.base.advantages[:2] == pytest.approx([-0.4, 0.4])
 
 
+@pytest.mark.parametrize("kind", ["reverse_kl", "low_var_kl"])
+def test_the_expected_gradient_of_the_advantage_mode(kind):
+    """Of KL(p, q); with low_var_kl less that of KL(q, p), since the ratio q / p weighs the score function as well."""
+    logits = torch.tensor([0.3, -1.2, 0.9, 0.1], dtype=torch.float64, requires_grad=True)
+    q = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    log_p = logits.log_softmax(0)
+    p = log_p.detach().exp()
+    columns = {
+        "rollout_logprobs": log_p.detach(),
+        "teacher_logprobs": q.log(),
+        "loss_weight": p,
+    }  # every id, by chance
+    padded = {name: torch.cat([values, tokens(NAN)]) for name, values in columns.items()}
+    terms = loss(kl_coef=1.0, only=True, kl_type=kind)(batch(torch.cat([log_p, tokens(NAN)]), **padded))
+    (found,) = torch.autograd.grad(terms["policy_loss"].total, logits, retain_graph=True)
+    (right,) = torch.autograd.grad((log_p.exp() * (log_p - q.log())).sum(), logits, retain_graph=True)
+    if kind == "low_var_kl":
+        right = right - torch.autograd.grad((q * (q.log() - log_p)).sum(), logits)[0]
+    assert found.tolist() == pytest.approx(right.tolist(), abs=1e-12)
+
+
 def test_in_loss_mode_it_is_a_term_with_the_ratio_and_its_gradient():
     # ratio r = exp(current - sampled): e^0.1, e^-0.2; k = current - teacher: 2.1, -0.7; term 0.3 * r k * weight 0.5
     current = tokens(-0.9, -2.2, NAN).requires_grad_(True)

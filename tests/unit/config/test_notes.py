@@ -39,6 +39,11 @@ ROLES = {"actor": [1, 1], "rollout": [1, 1], "reference": [1, 1], "actor_fwd": [
         ({"over_sampling_batch_size": 6, "dynamic_sampling_filter_path": "a.b"}, []),
         ({"resource": {"actor": [1, 16], "rollout": [1, 1]}}, ["16 training ranks share 8 samples: some stay idle"]),
         ({"rm_type": None}, ["no reward flag is given"]),
+        (
+            {"use_opd": True, "opd_teacher_load": "t", "opd_kl_type": "low_var_kl"},
+            ["expected gradient of KL(p, q) - KL(q, p)"],
+        ),
+        ({"use_opd": True, "opd_teacher_load": "t", "opd_kl_type": "low_var_kl", "opd_loss_coef": 1.0}, []),
         ({"custom_rm_path": "a.b"}, ["--rm-type math is not used"]),
         ({"rollout_dtype": "bf16"}, ["engines compute in bf16 and the trainer in fp32"]),
         (ASYNC | ADAPTER, ["each version aborts the requests that run, and they are generated again from the start"]),
