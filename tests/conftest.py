@@ -21,11 +21,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _skip(items, "gpu", "this machine has no CUDA device")
 
 
+SCOPES = {"tests/e2e/": "whole runs", "tests/service/": "whole runs", "tests/conformance/": "one engine"}
+
+
 class FilesShared(LoadScopeScheduling):
     """One worker takes whole runs, which fill cores and memory, one after another; files are shared out."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "whole runs" if nodeid.startswith(("tests/e2e/", "tests/service/")) else nodeid.split("::")[0]
+        return next((scope for folder, scope in SCOPES.items() if nodeid.startswith(folder)), nodeid.split("::")[0])
 
 
 @pytest.hookimpl(optionalhook=True)
