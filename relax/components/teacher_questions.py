@@ -46,16 +46,18 @@ def spelling_request(text: str) -> dict[str, Any]:
 def id_problem(student: Vocabulary, ids: Sequence[int] | None, size: int | None) -> str | None:
     """What is wrong with a teacher that reads the text as `ids` and knows `size` ids (None: it does not say)."""
     if ids is not None and tuple(ids) != student.ids:
-        place = next((i for i, pair in enumerate(zip(ids, student.ids, strict=False)) if pair[0] != pair[1]), None)
-        where = (
-            f"{len(ids)} tokens, not {len(student.ids)}"
-            if place is None
-            else f"id {ids[place]}, not {student.ids[place]}, at token {place}"
-        )
-        return f"has another tokenizer: it reads {student.text!r} with {where}"
+        return f"has another tokenizer: it reads {student.text!r} with {_difference(ids, student.ids)}"
     if size is not None and student.size is not None and size < student.size:
         return f"knows {size} token ids, not {student.size}"
     return None
+
+
+def _difference(found: Sequence[int], expected: Sequence[int]) -> str:
+    """Of two lists of ids that are not equal."""
+    place = next((i for i, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), None)
+    if place is None:
+        return f"{len(found)} tokens, not {len(expected)}"
+    return f"id {found[place]}, not {expected[place]}, at token {place}"
 
 
 def scoring_request(sequence: TrainSequence, options: DistillationOptions) -> dict[str, Any]:
@@ -83,7 +85,7 @@ def read_scores(
     ids = [int(entry[1]) for entry in entries[1:]]
     expected = sequence.tokens[sequence.prompt_len :].tolist()
     if ids != expected:
-        raise EngineLost(f"the teacher scored {len(ids)} tokens of other ids than the {len(expected)} asked for")
+        raise EngineLost(f"the teacher scored other ids than those it was sent: {_difference(ids, expected)}")
     if not options.of_ids:
         return {TEACHER: np.asarray([entry[0] for entry in entries[1:]], np.float32)}
     pairs: list[Pair] = []

@@ -16,8 +16,11 @@ from tests.service.training_run import HOOKS, Inputs, command, inline, start
 pytestmark = [pytest.mark.service, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")]
 
 
-def test_ppo_with_its_critic_gives_the_weights_of_one_process(inputs: Inputs, tmp_path: Path):
+@pytest.mark.parametrize("kl_coef", [0.0, pytest.param(0.5, marks=pytest.mark.slow)])
+def test_ppo_with_its_critic_gives_the_weights_of_one_process(inputs: Inputs, tmp_path: Path, kl_coef: float):
+    """With the KL in the reward the actor wakes, writes the reference's log-probs and sleeps before the critic."""
     changed = {
+        "kl_coef": kl_coef,
         "advantage_estimator": "ppo",
         "critic_lr": 3e-3,
         "num_rollout": 2,

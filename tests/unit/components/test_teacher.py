@@ -185,5 +185,5 @@ async def test_a_broken_connection_is_tried_again_and_a_dead_teacher_is_named():
 
 
 async def test_scores_of_other_tokens_are_refused():
-    with pytest.raises(EngineLost, match="other ids"):
+    with pytest.raises(EngineLost, match="other ids than those it was sent: id 6, not 5, at token 0"):
         await scored(Engine(shift=1))
