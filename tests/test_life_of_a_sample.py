@@ -50,7 +50,14 @@ from tests.builders import tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
 HOST, PORT = "life.invalid", 80
-ARGS = SimpleNamespace(sglang_router_ip=HOST, sglang_router_port=PORT, hf_checkpoint=None)
+ARGS = SimpleNamespace(
+    sglang_router_ip=HOST,
+    sglang_router_port=PORT,
+    hf_checkpoint="none",
+    rollout_max_context_len=None,
+    rollout_backend="native",
+    engine_max_total_tokens=65536,
+)
 SEED, LR = 0, 0.5
 HOPS = (  # as `walk` numbers them
     "read",

@@ -55,7 +55,14 @@ from relax.utils.types import Sample
 HOST, PORT = "echo.invalid", 80
 CALL_TIMEOUT_S, INSTALL_TIMEOUT_S = 400.0, 50.0
 FAULTS = ("filter", "user-fails", "reward-fails", "install")  # what happens; all other noise says when
-ARGS = SimpleNamespace(sglang_router_ip=HOST, sglang_router_port=PORT, hf_checkpoint=None)
+ARGS = SimpleNamespace(
+    sglang_router_ip=HOST,
+    sglang_router_port=PORT,
+    hf_checkpoint="none",
+    rollout_max_context_len=None,
+    rollout_backend="native",
+    engine_max_total_tokens=65536,
+)
 
 
 @dataclass
