@@ -159,6 +159,17 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         "--kl-coef and --kl-loss-coef exclude each other, keep one",
     ),
     "a KL in the reward of grpo": ({"kl_coef": 0.1}, "--kl-coef 0.1 has no effect with --advantage-estimator grpo"),
+    "the student's ids at a teacher that SGLang serves": (
+        {
+            "use_opd": True,
+            "teacher_hf_checkpoint": "t",
+            "rollout_backend": "sglang",
+            "sglang_python": "python",
+            "opd_token_selection": "union",
+            "opd_log_prob_top_k": 8,
+        },
+        "--opd-token-selection union asks for other ids at each token, which SGLang does not take",
+    ),
     "a KL weight without its switch": (
         {"kl_loss_coef": 0.1},
         "--kl-loss-coef 0.1 has no effect without --use-kl-loss",
