@@ -27,6 +27,11 @@ class PromptOrder:
         self._postponed: deque[tuple[int, int]] = deque()
         self._cached: tuple[int, np.ndarray] | None = None
 
+    @property
+    def size(self) -> int:
+        """Rows of the data set."""
+        return self._size
+
     def next_again(self) -> GroupOrder | None:
         """A group that is to be admitted again, under its own id."""
         return self._again.popleft() if self._again else None

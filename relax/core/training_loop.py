@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -54,6 +55,7 @@ from relax.utils.faults import pause_at
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0  # one long poll of the rollout role
+BROKEN = frozenset({"user_error", "bad_sample", "unscored"})  # drops that come of a function, not of chance
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class TrainingLoop:
     _eval: asyncio.Task[None] | None = None
     _last_saved: int = -1
     _last_report: int = 0  # number of the rollout role's newest report
+    _dropped_in_a_row: Counter[str] = field(default_factory=Counter)  # by reason, since the last accepted group
     _training: bool = False  # the train loop has a rollout in hand
 
     def __post_init__(self) -> None:
@@ -228,11 +231,31 @@ class TrainingLoop:
         ended = {**dict(report.dropped), **{accepted.group: accepted for accepted in report.accepted}}
         for group in sorted(ended) if self._deterministic else ended:
             self._end(group, ended[group])
+            self._check_hope(ended[group])
             if self._deterministic:  # the room that a drop makes is given away before anything else is decided
                 self._fill()
                 await self._notify()
                 await self._bind()
         await self._bind()
+
+    def _check_hope(self, ended: AcceptedGroup | str) -> None:
+        """End a run that would draw and drop prompts for ever.
+
+        A function that fails is not waited for long; a filter may turn a whole pass over the data down, not two.
+        """
+        found = self._dropped_in_a_row
+        if isinstance(ended, AcceptedGroup):
+            found.clear()
+            return
+        found[ended] += 1
+        broken, few = sum(found[reason] for reason in BROKEN), 8 * self.scheduler.settings.rollout_batch_size
+        if broken < few and found.total() < max(few, 2 * self.order.size):
+            return
+        told = ", ".join(f"{reason} {count}" for reason, count in found.most_common())
+        raise Stuck(
+            f"{found.total()} groups in a row were dropped and none was accepted ({told}): see the log of the rollout "
+            "role; --rollout-failure-policy fail or --reward-failure-policy fail ends a run at the first error"
+        )
 
     @property
     def _deterministic(self) -> bool:

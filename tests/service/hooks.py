@@ -67,6 +67,11 @@ def reporter(url: str) -> MetricsClient:
     return MetricsClient(url, source="told_reward")
 
 
+def keep_no_group(args: Any, samples: list[Sample]) -> bool:
+    """A filter that turns everything down."""
+    return False
+
+
 def keep_even_groups(args: Any, samples: list[Sample]) -> bool:
     return samples[0].group_index % 2 == 0
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from relax.utils.errors import Stuck
 from tests.builders import build_tiny_model_folder, write_jsonl
 from tests.service.training_run import ASYNC, HOOKS, Finished, Inputs, checkpoint_weights, inline
 
@@ -193,6 +194,20 @@ def test_a_reward_that_must_not_fail_ends_the_run_with_its_own_error(inputs, tmp
     assert "reward_raising_once" in done.log()
     assert "ExceptionGroup" not in done.err + done.log()
     assert str(done.folder / "logs/controller-0.log") in done.err
+
+
+@pytest.mark.parametrize(
+    ("flag", "function", "told"),
+    [
+        ("custom_generate_function_path", "generate_raising", "(user_error 16)"),  # 8 rollouts of 2 prompts
+        ("dynamic_sampling_filter_path", "keep_no_group", "24 groups in a row"),  # twice the 12 rows
+    ],
+)
+def test_a_run_that_would_drop_every_group_for_ever_ends_and_says_why(inputs, tmp_path, flag, function, told):
+    done = inline([*inputs.flags(tmp_path / "run", **{flag: HOOKS + function}), "--colocate"])
+    assert done.code == Stuck.exit_code
+    assert "were dropped and none was accepted" in done.err
+    assert told in done.err, done.err
 
 
 @pytest.mark.parametrize(
