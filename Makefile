@@ -54,7 +54,7 @@ test: venv ## all tests that this machine can run; the others are skipped with a
 test-sglang: venv .venv-sglang/.installed ## the engine tests and five training steps with the real SGLang on this CPU
 	@$(ONE_THREAD) $(BIN)/python -m benchmarks.sglang_cpu $(ARGS)
 
-mutants: dev ## plant faults in the algorithm files; every one must fail a test (half an hour). ARGS="--only gspo,reduce"
+mutants: dev ## plant faults in the algorithm files; every one must fail a test (some minutes). ARGS="--only gspo,reduce"
 	@$(ONE_THREAD) nice -n 10 $(BIN)/python -m benchmarks.mutants $(ARGS)
 
 check: dev ## format, lint, types, unit tests

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 Relax Authors. All Rights Reserved.
 """Faults planted one at a time in the algorithm files; every one must fail a property test.
 
-    make mutants                                        # all of them, about half an hour on one core
+    make mutants                                        # all of them, some minutes on one core
     python -m benchmarks.mutants --only gspo,reduce     # those of some files
     python -m benchmarks.mutants --list                 # print them, run nothing
 
