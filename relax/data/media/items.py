@@ -315,4 +315,5 @@ def _is_file(path: Path) -> bool:
 
 
 def _shown(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
+    """Its beginning and, because a file's name is there, its end."""
+    return repr(text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]}...{text[-_SHOWN:]}")
