@@ -67,7 +67,7 @@ def reporter(url: str) -> MetricsClient:
     return MetricsClient(url, source="told_reward")
 
 
-def keep_no_group(args: Any, samples: list[Sample]) -> bool:
+def turn_all_down(args: Any, samples: list[Sample]) -> bool:
     """A filter that turns everything down."""
     return False
 

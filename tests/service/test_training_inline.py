@@ -200,7 +200,7 @@ def test_a_reward_that_must_not_fail_ends_the_run_with_its_own_error(inputs, tmp
     ("flag", "function", "told"),
     [
         ("custom_generate_function_path", "generate_raising", "(user_error 16)"),  # 8 rollouts of 2 prompts
-        ("dynamic_sampling_filter_path", "keep_no_group", "24 groups in a row"),  # twice the 12 rows
+        ("dynamic_sampling_filter_path", "turn_all_down", "24 groups in a row"),  # twice the 12 rows
     ],
 )
 def test_a_run_that_would_drop_every_group_for_ever_ends_and_says_why(inputs, tmp_path, flag, function, told):
