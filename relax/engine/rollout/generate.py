@@ -30,7 +30,7 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], e
     prepare_prompt(state, sample)
     done = sample.tokens[len(sample.tokens) - sample.response_length :] if sample.response_length else []
     params = dict(sampling_params)
-    params["max_new_tokens"] = left_of(state, sample, params["max_new_tokens"])
+    params["max_new_tokens"] = within_context(state, sample, params["max_new_tokens"] - sample.response_length)
     if done and params["max_new_tokens"] < 1:  # the context is full
         sample.status, sample.finish_reason = Sample.Status.TRUNCATED, "length"
         return sample
@@ -51,14 +51,14 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], e
     return sample
 
 
-def left_of(state: GenerateState, sample: Sample, budget: int) -> int:
-    """Tokens that the response may still take: of its budget, and of the context that the engine holds.
+def within_context(state: GenerateState, sample: Sample, budget: int) -> int:
+    """`budget` tokens, or what the context that the engine holds leaves after the sample's own.
 
     A prompt that leaves no room keeps its budget, so that the engine says how long it is.
     """
-    left, limit = budget - sample.response_length, state.context_limit
-    room = left if limit is None else limit - len(sample.tokens)
-    return min(left, room) if room > 0 or sample.response_length else left
+    limit = state.context_limit
+    room = budget if limit is None else limit - len(sample.tokens)
+    return min(budget, room) if room > 0 or sample.response_length else budget
 
 
 def decode(state: GenerateState, ids: Sequence[int], skip_special_tokens: bool) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from relax.data.media.items import MediaItem, load_media
 from relax.data.model_files import tokenizer_lock
-from relax.engine.rollout.generate import append_answer, check_prompt_length, prepare_prompt
+from relax.engine.rollout.generate import append_answer, check_prompt_length, prepare_prompt, within_context
 from relax.engine.rollout.media_payload import media_payload
 from relax.engine.rollout.state import GenerateState
 from relax.utils.http_utils import post
@@ -46,9 +46,12 @@ class Turns:
     async def ask(self, sampling_params: Mapping[str, Any]) -> str:
         """One engine request about everything so far -> its text. The answer is part of the response, mask 1."""
         sample, where = self.sample, f"sample {self.sample.group_index}.{self.sample.index}"
+        params = dict(sampling_params)
+        if "max_new_tokens" in params:
+            params["max_new_tokens"] = within_context(self.state, sample, params["max_new_tokens"])
         payload: dict[str, Any] = {
             "input_ids": list(self._context),
-            "sampling_params": dict(sampling_params),
+            "sampling_params": params,
             "return_logprob": True,
             **media_payload(sample.multimodal_inputs, where=where),
         }

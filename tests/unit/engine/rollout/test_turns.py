@@ -172,6 +172,17 @@ async def test_an_observation_that_the_context_has_no_room_for_ends_the_sample(
     assert len(engine.requests) == len(out.multimodal_train_inputs) == 1
 
 
+async def test_an_answer_of_any_turn_takes_no_more_than_the_context_leaves(engine: FakeEngine, folder: Path) -> None:
+    """Of 100 tokens asked for, what lies between the sample's tokens and the context."""
+    out = await call(two_turns, make_args(folder), prompt())
+    start, second = len(prompt().tokens), len(out.tokens) - 5  # each answer has five tokens
+    limit = second + 7
+    engine.requests.clear()
+    await call(two_turns, make_args(folder, rollout_max_context_len=limit), prompt())
+    asked = [request["sampling_params"]["max_new_tokens"] for request in engine.requests]
+    assert asked == [min(100, limit - start), 7]
+
+
 async def test_an_engine_that_sees_the_later_image_at_another_size_ends_the_run(
     engine: FakeEngine, folder: Path
 ) -> None:
