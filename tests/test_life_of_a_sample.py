@@ -12,12 +12,12 @@ import json
 import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.simulation.world import ARGS, HOST, PORT
 from relax.algorithms.options import AlgorithmOptions, build_loss
 from relax.backends.base import ModelSpec, OptimizerSpec
 from relax.backends.tiny.engine import EchoEngine, EchoRouter
@@ -49,15 +49,6 @@ from relax.utils.types import Sample
 from tests.builders import tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
-HOST, PORT = "life.invalid", 80
-ARGS = SimpleNamespace(
-    sglang_router_ip=HOST,
-    sglang_router_port=PORT,
-    hf_checkpoint="none",
-    rollout_max_context_len=None,
-    rollout_backend="native",
-    engine_max_total_tokens=65536,
-)
 SEED, LR = 0, 0.5
 HOPS = (  # as `walk` numbers them
     "read",

@@ -165,8 +165,8 @@ class ShardedAdamW:
     @torch.no_grad()
     def read_masters(self) -> None:
         """The masters were changed by other hands than `step`."""
-        for shard in self.shards:
-            if self.spec.offload:
+        if self.spec.offload:
+            for shard in self.shards:
                 self._updated[shard.name].copy_(shard.master)
 
     def move_moments(self, device: str) -> None:
